@@ -1,0 +1,111 @@
+"""Writing files so that nothing is ever half there: temporary file, fsync, rename, fsync of the directory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import tempfile
+from pathlib import Path
+
+from kvtierd.errors import StateError
+
+
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+    """Replaces ``path`` by a real file with this content; a reader sees the old or the new one, never a part.
+
+    A symbolic link at ``path`` is replaced by the file, not followed: MemCache refuses links.
+
+    Raises:
+        StateError: no space, no permission; the old content is then untouched.
+    """
+    temporary = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
+            stream.flush()
+            os.fchmod(stream.fileno(), mode)
+            os.fsync(stream.fileno())
+        Path(temporary).replace(path)
+        temporary = ""
+        _sync_directory(path.parent)
+    except OSError as error:
+        raise _explained(path, error) from error
+    finally:
+        if temporary:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _explained(path: Path, error: OSError) -> StateError:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return StateError(
+            f"no space to write {path}",
+            why=error.strerror or "",
+            hint="free space on that file system; the file is unchanged",
+            code="state.full",
+        )
+    if error.errno in {errno.EROFS, errno.EACCES, errno.EPERM}:
+        return StateError(
+            f"{path} cannot be written",
+            why=error.strerror or "",
+            hint="check owner and mode of the directory, or choose others under [paths]",
+            code="state.not-writable",
+        )
+    return StateError(f"{path} cannot be written", why=str(error), code="state.io")
+
+
+class DirectoryLock:
+    """An exclusive lock on a directory: two daemons must not work on one state.
+
+    The lock is the kernel's (flock), so it ends with the process, however it ends.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "kvtierd.lock"
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Takes the lock or says who has it.
+
+        Raises:
+            StateError: ``state.locked`` with the owner's process id, or why the directory cannot be used.
+        """
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise _explained(self._path, error) from error
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            owner = os.read(descriptor, 64).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise StateError(
+                f"another kvtierd already works on {self._path.parent}"
+                + (f" (pid {owner})" if owner else ""),
+                hint="stop it first, or give this one directories of its own under [paths]",
+                code="state.locked",
+            ) from None
+        self._descriptor = descriptor
+        # The owner's number is only for the message; a full disk must not keep the lock from being taken.
+        with contextlib.suppress(OSError):
+            os.ftruncate(descriptor, 0)
+            os.write(descriptor, str(os.getpid()).encode())
+
+    def release(self) -> None:
+        """Gives the lock back."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
