@@ -1,0 +1,361 @@
+"""The schema of the settings: every key, its type, its default, and what it is for.
+
+Descriptions are for operators: error hints and the reference are made from them. A key exists only
+when something reads it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from kvtierd.quantities import parse_duration, parse_size
+
+Size = Annotated[int, BeforeValidator(parse_size)]
+Duration = Annotated[float, BeforeValidator(parse_duration)]
+Port = Annotated[int, Field(ge=1025, le=65535)]
+
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,62})")
+
+
+def _absolute(value: object) -> object:
+    if isinstance(value, str) and not value.startswith("/"):
+        raise ValueError(f"{value!r} is not an absolute path")
+    return value
+
+
+def _unit_name(value: object) -> object:
+    if isinstance(value, str) and not _NAME.fullmatch(value):
+        raise ValueError(f"{value!r} is not a name: small letters, digits, '.', '_' and '-', at most 63")
+    return value
+
+
+AbsolutePath = Annotated[str, BeforeValidator(_absolute)]
+UnitName = Annotated[str, BeforeValidator(_unit_name)]
+
+
+class Section(BaseModel):
+    """Base of all tables: immutable, unknown keys are errors.
+
+    Not pydantic's strict mode: values from the environment arrive as text.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class NodeSettings(Section):
+    """[node]: this host."""
+
+    name: UnitName | None = Field(
+        None, description="name of this node; default: the host name", examples=["host-a"]
+    )
+    address: str | None = Field(
+        None,
+        description="address other nodes reach this one at; default: found by route",
+        examples=["10.0.0.1"],
+    )
+    nic: str | None = Field(
+        None, description="network interface for engines that span hosts", examples=["enp1s0"]
+    )
+    series: Literal["auto", "300I-A2", "800I-A2", "A3", "A5", "emulated"] = Field(
+        "auto", description="hardware series; auto: from npu-smi", examples=["auto", "800I-A2"]
+    )
+
+
+class PathsSettings(Section):
+    """[paths]: where kvtierd keeps things."""
+
+    state: AbsolutePath = Field("/var/lib/kvtierd", description="state that survives a reboot")
+    runtime: AbsolutePath = Field(
+        "/run/kvtierd", description="sockets and process records; gone after a reboot"
+    )
+    logs: AbsolutePath = Field("/var/log/kvtierd", description="output of the units and MemCache's own logs")
+
+
+class PoolSettings(Section):
+    """[pool]: the DRAM that this host gives to the shared tier."""
+
+    dram: Size = Field(
+        description="DRAM of the whole HOST for the pool; kvtierd divides it by ranks", examples=["256GiB"]
+    )
+    placement: Literal["auto", "standalone", "engine"] = Field(
+        "auto",
+        description="who holds the memory: a pool holder of its own, or the engines",
+        examples=["auto"],
+    )
+    holders: int = Field(
+        1, ge=1, le=16, description="pool holder processes, placement standalone", examples=[1]
+    )
+    protocol: Literal[
+        "auto",
+        "device_rdma",
+        "device_sdma",
+        "device_urma",
+        "device_uboe",
+        "host_shm",
+        "host_rdma",
+        "host_urma",
+    ] = Field("auto", description="MemCache's transport; auto: by series", examples=["auto", "device_rdma"])
+    evict_high: int = Field(
+        90, ge=1, le=99, description="use in percent at which eviction starts", examples=[90]
+    )
+    evict_low: int = Field(
+        80, ge=1, le=98, description="use in percent at which eviction stops", examples=[80]
+    )
+    hugepages: Literal["auto", "off"] | Annotated[int, Field(ge=0)] = Field(
+        "auto",
+        description="auto: when the protocol needs them; off; or a number of pages",
+        examples=["auto", 133120],
+    )
+    hugepage_size: Size | None = Field(
+        None, description="page size; default: the kernel's default", examples=["2MiB"]
+    )
+    numa: Literal["kernel", "spread"] = Field(
+        "kernel", description="kernel: the kernel spreads the hugepages; spread: evenly and verified by NUMA node"
+    )
+    headroom: Size = Field(4 * 1024**3, description="hugepage memory on top of the pool", examples=["4GiB"])
+    host_reserve: Size | None = Field(
+        None,
+        description="memory that must stay for the host; default: the larger of 16 GiB and 10 % of all memory",
+        examples=["8GiB"],
+    )
+    world_size: Annotated[int, Field(ge=1, le=1024)] | None = Field(
+        None, description="most ranks the pool can ever have; default: computed with head-room", examples=[64]
+    )
+    purge_on_unclean: bool = Field(
+        True, description="empty the pool after the MetaService died under load, before it is used again"
+    )
+
+    @model_validator(mode="after")
+    def _thresholds(self) -> Self:
+        if self.evict_low >= self.evict_high:
+            raise ValueError(f"evict_low ({self.evict_low}) must be below evict_high ({self.evict_high})")
+        return self
+
+
+class MetaSettings(Section):
+    """[meta]: the MetaService."""
+
+    port: Port = Field(
+        5000, description="port engines reach the MetaService at, on loopback", examples=[5000]
+    )
+    config_store_port: Port = Field(
+        6000, description="port engines reach the config store at", examples=[6000]
+    )
+    metrics_port: Port | None = Field(
+        None, description="HTTP port of the MetaService, loopback only; default 8000 or the next free one",
+        examples=[8000],
+    )  # fmt: skip
+    backend_port: Port | None = Field(
+        None, description="where the MetaService itself listens behind the endpoint; default: port + 1",
+        examples=[5001],
+    )  # fmt: skip
+    backend_config_store_port: Port | None = Field(
+        None, description="the same for the config store; default: config_store_port + 1", examples=[6001]
+    )
+    hcom_port: Port = Field(
+        7000, description="first port of the ranks' own links (hcom_url)", examples=[7000]
+    )
+    endpoint: Literal["relay", "direct"] = Field(
+        "relay",
+        description="relay: engines talk to kvtierd's local endpoint; direct: to the MetaService itself",
+    )
+    runtime: Literal["wheel", "binary"] = Field(
+        "wheel", description="wheel: memcache-hybrid from PyPI; binary: the run package", examples=["wheel"]
+    )
+    python: AbsolutePath | None = Field(
+        None,
+        description="interpreter that has memcache-hybrid (the engines'); default: the one kvtierd runs in",
+        examples=["/usr/local/python3.11.14/bin/python3"],
+    )
+    home: AbsolutePath = Field(
+        "/usr/local/memcache_hybrid/latest",
+        description="where the run package is installed (runtime = binary)",
+        examples=["/usr/local/memcache_hybrid/latest"],
+    )
+    fabric_home: AbsolutePath = Field(
+        "/usr/local/memfabric_hybrid/latest", description="the same for MemFabric (runtime = binary)"
+    )
+    version: str | None = Field(
+        None,
+        pattern=r"^\d+\.\d+(\.\d+)?$",
+        description="MemCache version; default: as installed",
+        examples=["1.3.0"],
+    )
+    user: str | None = Field(
+        None, description="user that runs the MetaService and pool holders; default: kvtierd's own"
+    )
+    log_level: Literal["debug", "info", "warn", "error"] = Field("info", description="MemCache's log level")
+    lease_ttl: Duration = Field(10.0, description="how long a read lease on a key lasts", examples=["10s"])
+    conf: dict[str, str] = Field(
+        default_factory=dict,
+        description="further keys for mmc-meta.conf, by their full name",
+        examples=[{"ock.mmc.meta_service.lru_shard_count": "32"}],
+    )
+    local_conf: dict[str, str] = Field(
+        default_factory=dict,
+        description="further keys for mmc-local.conf, by their full name",
+        examples=[{"ock.mmc.client.timeout.seconds": "30"}],
+    )
+
+
+class PeerSettings(Section):
+    """One entry of [cluster] peers."""
+
+    name: UnitName = Field(description="node name", examples=["host-a"])
+    address: str = Field(description="address of the node", examples=["10.0.0.1"])
+    voter: bool = Field(True, description="takes part in elections")
+
+    @model_validator(mode="after")
+    def _address(self) -> Self:
+        if not self.address or any(c.isspace() for c in self.address):
+            raise ValueError(f"{self.address!r} is not an address")
+        return self
+
+
+class ClusterSettings(Section):
+    """[cluster]: several hosts, one pool."""
+
+    mode: Literal["standalone", "static"] = Field(
+        "standalone",
+        description="standalone: one host; static: the named master",
+        examples=["standalone", "static"],
+    )
+    name: UnitName = Field("kvtier", description="name of the cluster", examples=["prod-1"])
+    master: UnitName | None = Field(None, description="the master, mode static", examples=["host-a"])
+    peers: tuple[PeerSettings, ...] = Field(
+        (), description="all nodes of the cluster, this one included",
+        examples=[[{"name": "host-a", "address": "10.0.0.1"}]],
+    )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _static(self) -> Self:
+        names = [p.name for p in self.peers]
+        if len(set(names)) != len(names):
+            raise ValueError("two peers have the same name")
+        if self.mode == "static" and not self.peers:
+            raise ValueError("mode static needs peers")
+        if self.mode == "static" and (self.master is None or self.master not in names):
+            raise ValueError(f"mode static needs master = one of the peers ({', '.join(names)})")
+        if self.mode == "standalone" and self.peers:
+            raise ValueError('peers are given but mode is "standalone"; write mode = "static"')
+        return self
+
+
+class EngineSettings(Section):
+    """[[engine]]: one inference engine on this host."""
+
+    name: UnitName = Field(description="name of the engine", examples=["qwen3"])
+    plugin: str = Field(
+        description="which engine driver runs it", examples=["vllm-ascend", "sglang", "refengine"]
+    )
+    model: str = Field(
+        "", description="model path or name, as the engine takes it", examples=["/data/weights/Qwen3-32B"]
+    )
+    nodes: tuple[UnitName, ...] = Field(
+        (), description="nodes that run it; default: every node that reads this file", examples=[["host-a"]]
+    )
+    devices: tuple[Annotated[int, Field(ge=0, le=63)], ...] = Field(
+        (), description="NPU devices (dies) it uses", examples=[[0, 1]]
+    )
+    port: Port | None = Field(None, description="its HTTP port; default: the driver's", examples=[8113])
+    host: str = Field(
+        "127.0.0.1", description="address its HTTP server listens on", examples=["127.0.0.1", "0.0.0.0"]
+    )
+    user: str | None = Field(None, description="user that runs it; default: kvtierd's own")
+    python: AbsolutePath | None = Field(
+        None, description="its interpreter; default: [meta] python", examples=["/usr/bin/python3"]
+    )
+    args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="the engine's own options, by their name",
+        examples=[{"max-model-len": 32768}],
+    )
+    env: dict[str, str] = Field(
+        default_factory=dict,
+        description="environment on top of what kvtierd sets",
+        examples=[{"HCCL_BUFFSIZE": "1024"}],
+    )
+
+    @model_validator(mode="after")
+    def _host(self) -> Self:
+        try:
+            ipaddress.ip_address(self.host)
+        except ValueError:
+            raise ValueError(f"host {self.host!r} is not an IP address") from None
+        if len(set(self.devices)) != len(self.devices):
+            raise ValueError("devices names one device twice")
+        return self
+
+
+class ObserveSettings(Section):
+    """[observe]: how often kvtierd looks."""
+
+    interval: Duration = Field(1.0, description="time between two looks at metrics", examples=["1s"])
+
+
+class DaemonSettings(Section):
+    """[daemon]: kvtierd itself."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="level of kvtierd's own log"
+    )
+    log_format: Literal["auto", "json", "console"] = Field(
+        "auto", description="auto: console on a terminal, JSON elsewhere"
+    )
+    stop_units_on_exit: bool = Field(
+        False,
+        description="stop engines, pool and MetaService when kvtierd stops; the default leaves them running",
+    )
+
+
+class Settings(BaseSettings):
+    """All settings of one node, validated. Immutable."""
+
+    model_config = SettingsConfigDict(
+        frozen=True,
+        extra="forbid",
+        env_prefix="KVTIERD_",
+        env_nested_delimiter="__",
+        env_ignore_empty=True,
+    )
+
+    node: NodeSettings = NodeSettings()
+    paths: PathsSettings = PathsSettings()
+    pool: PoolSettings
+    meta: MetaSettings = MetaSettings()
+    cluster: ClusterSettings = ClusterSettings()
+    engine: tuple[EngineSettings, ...] = ()
+    observe: ObserveSettings = ObserveSettings()
+    daemon: DaemonSettings = DaemonSettings()
+
+    @model_validator(mode="after")
+    def _engines(self) -> Self:
+        names = [e.name for e in self.engine]
+        doubled = sorted({n for n in names if names.count(n) > 1})
+        if doubled:
+            raise ValueError(f"two engines are named {doubled[0]!r}")
+        known = {p.name for p in self.cluster.peers}
+        for engine in self.engine:
+            unknown = [n for n in engine.nodes if known and n not in known]
+            if unknown:
+                raise ValueError(
+                    f"engine {engine.name!r} names node {unknown[0]!r}, which is not among the peers"
+                )
+        return self
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment wins over the files; nothing else is read."""
+        return env_settings, init_settings
