@@ -1,0 +1,30 @@
+"""The hooks a plugin can implement (pluggy). The value types are in ``kvtierd.plan.engine``.
+
+A plugin is an ordinary distribution with an entry point in the group ``kvtierd.plugins``::
+
+    [project.entry-points."kvtierd.plugins"]
+    refengine = "kvtierd_refengine.plugin"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pluggy
+
+from kvtierd.plan.engine import EngineDriver
+
+PROJECT = "kvtierd"
+ENTRY_POINT_GROUP = "kvtierd.plugins"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def kvtierd_engine_drivers() -> Sequence[EngineDriver]:
+    """The engine drivers this plugin brings.
+
+    Called once when plugins are loaded. A driver's ``name`` is what ``[[engine]] plugin = "..."`` selects.
+    """
+    raise NotImplementedError

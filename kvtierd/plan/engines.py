@@ -1,0 +1,94 @@
+"""Engine units: the context each driver gets, and its answer turned into a unit specification.
+
+Drivers are foreign code. One that raises costs its own engine, never the plan.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+from kvtierd.plan.engine import EngineContext, EngineDriver, EngineLaunch
+from kvtierd.plan.model import FileSpec, UnitSpec
+from kvtierd.plan.pool import Remarks
+from kvtierd.plan.toolchain import Toolchain
+from kvtierd.plan.units import engine_id
+from kvtierd.settings import EngineSettings
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class PlannedEngine:
+    """An engine with its driver, its context and the driver's answer."""
+
+    settings: EngineSettings
+    context: EngineContext
+    launch: EngineLaunch
+    metrics_url: str | None
+
+
+def ask_driver(
+    driver: EngineDriver, engine: EngineSettings, context: EngineContext, remarks: Remarks
+) -> PlannedEngine | None:
+    """The driver's launch, checked; ``None`` (and a refusal that names the plugin) when it fails."""
+    try:
+        launch = driver.launch(context)
+        if not isinstance(launch, EngineLaunch):
+            raise TypeError(f"launch() returned {type(launch).__name__}, not EngineLaunch")
+        metrics_url = driver.metrics_url(context)
+    except Exception as error:  # noqa: BLE001 - foreign code: anything may come out of it
+        remarks.refuse(
+            "engine.plugin-failed",
+            f"engine {engine.name!r}: the driver {engine.plugin!r} failed: {type(error).__name__}: {error}",
+            "this is a fault of the plugin; see kvtierctl plugins",
+        )
+        return None
+    if not launch.argv:
+        remarks.refuse(
+            "engine.plugin-failed", f"engine {engine.name!r}: the driver gave an empty command line"
+        )
+        return None
+    for note in launch.notes:
+        remarks.note(note.code, f"engine {engine.name}: {note.message}")
+    for refusal in launch.refusals:
+        remarks.refuse(refusal.code, f"engine {engine.name}: {refusal.message}", refusal.hint)
+    return PlannedEngine(engine, context, launch, metrics_url)
+
+
+def find_driver(
+    engine: EngineSettings, drivers: Mapping[str, EngineDriver], remarks: Remarks
+) -> EngineDriver | None:
+    """The engine's driver; a missing plugin leaves this engine out and is said."""
+    driver = drivers.get(engine.plugin)
+    if driver is None:
+        known = ", ".join(sorted(drivers)) or "none"
+        remarks.note(
+            "engine.plugin-missing",
+            f"engine {engine.name!r} is left out: no installed plugin brings the driver {engine.plugin!r}"
+            f" (installed: {known})",
+        )
+    return driver
+
+
+def engine_unit(planned: PlannedEngine, toolchain: Toolchain, after: tuple[str, ...]) -> UnitSpec:
+    """The unit of one engine."""
+    launch, engine = planned.launch, planned.settings
+    emulation = toolchain.emulation
+    files: tuple[FileSpec, ...] = launch.files
+    return UnitSpec(
+        id=engine_id(engine.name),
+        kind="engine",
+        name=engine.name,
+        argv=(*(emulation.prefix if emulation else ()), *launch.argv),
+        env=launch.env,
+        user=engine.user,
+        devices=engine.devices,
+        files=(planned.context.local_conf_path, *(f.path for f in files)),
+        after=after,
+        ports=(planned.context.port, *launch.extra_ports.values()),
+        namespace=emulation.root if emulation else None,
+        readiness=launch.readiness,
+        restart=launch.restart,
+        stop=launch.stop,
+        plugin=engine.plugin,
+        metrics_url=planned.metrics_url,
+    )

@@ -1,0 +1,206 @@
+"""The plan as values: what one node should have. Pure data, JSON both ways.
+
+The planner makes it, ``kvtierctl plan`` shows it, and the reconcile loop compares it with reality.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Literal
+
+from pydantic import Field
+
+from kvtierd.plan.inventory import Record
+
+Series = Literal["300I-A2", "800I-A2", "A3", "A5", "emulated"]
+UnitKind = Literal["endpoint", "meta", "pool", "engine"]
+
+
+class FileSpec(Record):
+    """A file that kvtierd owns: written atomically with this content and mode (octal text, e.g. ``"0640"``)."""
+
+    path: str
+    mode: str = "0644"
+    content: str
+
+
+class PortUse(Record):
+    """A TCP port the plan uses, by whom and for what."""
+
+    port: int
+    address: str = "127.0.0.1"
+    unit: str
+    purpose: str
+
+
+class HttpProbe(Record):
+    """Ready when an HTTP GET answers ``status`` and (if set) the body contains ``body_contains``."""
+
+    kind: Literal["http"] = "http"
+    url: str
+    status: int = 200
+    body_contains: str | None = None
+
+
+class TcpProbe(Record):
+    """Ready when the port accepts a connection. Weak: use it beside a stronger probe."""
+
+    kind: Literal["tcp"] = "tcp"
+    address: str = "127.0.0.1"
+    port: int
+
+
+class LogProbe(Record):
+    """Ready when a captured output line contains this text (since the unit's start)."""
+
+    kind: Literal["log"] = "log"
+    contains: str
+
+
+Probe = HttpProbe | TcpProbe | LogProbe
+
+
+class Readiness(Record):
+    """When a started unit counts as ready: all probes hold, and still hold ``holdoff_seconds`` later.
+
+    ``deadline_seconds`` is from the start; when it passes the unit is stopped and treated as failed to start.
+    """
+
+    probes: tuple[Probe, ...] = ()
+    deadline_seconds: float = 30.0
+    holdoff_seconds: float = 0.0
+    interval_seconds: float = 0.2
+    timeout_seconds: float = 2.0  # of one probe
+    liveness_seconds: float | None = (
+        None  # once ready: probes failing this long get the unit restarted; None = only degraded
+    )
+
+
+class RestartPolicy(Record):
+    """When and how fast a unit that ended comes back.
+
+    The n-th delay is ``min(first * factor**n, longest)``, spread by +- ``jitter`` (a fraction). After
+    ``reset_after_seconds`` in ready the count starts anew. More than ``limit`` tries in a row: failed.
+    ``fatal_patterns`` are texts in the last output lines that retrying cannot mend: failed at once.
+    """
+
+    first_seconds: float = 0.5
+    factor: float = 2.0
+    longest_seconds: float = 60.0
+    jitter: float = 0.2
+    limit: int = 10
+    reset_after_seconds: float = 120.0
+    fatal_patterns: tuple[str, ...] = ()
+
+
+class StopPolicy(Record):
+    """How a unit is stopped: ``signal`` to the main process, then SIGKILL to the whole tree after the time-out."""
+
+    signal: str = "SIGTERM"
+    timeout_seconds: float = 20.0
+
+
+class UnitSpec(Record):
+    """A supervised process, complete: nothing else is needed to start it.
+
+    ``id`` is ``kvtier-<kind>-<name>``. ``env`` is the whole environment: nothing is inherited.
+    ``namespace`` is the emulation root whose private mounts the unit enters, or ``None``.
+    ``after`` names units that must be ready first. ``files`` are the paths of plan files the unit reads;
+    their content is part of ``digest`` only when ``restart_on_files`` says so.
+    """
+
+    id: str
+    kind: UnitKind
+    name: str
+    argv: tuple[str, ...]
+    env: dict[str, str] = Field(default_factory=dict)
+    user: str | None = None
+    cwd: str = "/"
+    devices: tuple[int, ...] = ()
+    files: tuple[str, ...] = ()
+    files_digest: str = ""
+    after: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+    namespace: str | None = None
+    readiness: Readiness = Readiness()
+    restart: RestartPolicy = RestartPolicy()
+    stop: StopPolicy = StopPolicy()
+    plugin: str | None = None  # engines: the driver's name
+    metrics_url: str | None = None  # engines: where their Prometheus metrics are
+
+    @property
+    def digest(self) -> str:
+        """Changes exactly when a running process no longer matches the specification."""
+        relevant = self.model_dump(
+            include={"id", "argv", "env", "user", "cwd", "devices", "namespace", "files_digest"}, mode="json"
+        )
+        return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class HugepagePlan(Record):
+    """Pages to reserve. ``pages`` 0 means that the plan needs none."""
+
+    page_size_bytes: int = 2 * 1024 * 1024
+    pages: int = 0
+    per_numa_node: dict[int, int] = Field(default_factory=dict)
+
+
+class PoolPlan(Record):
+    """What the pool of this node should look like to the MetaService."""
+
+    placement: Literal["standalone", "engine"] = "engine"
+    protocol: str = ""
+    budget_bytes: int = 0  # what the settings gave
+    capacity_bytes: int = 0  # what is left after alignment: the sum over this node's providers
+    providers: int = 0  # ranks that bring memory
+    clients: int = 0  # ranks that bring none
+    dram_bytes_per_provider: int = 0
+    alignment_bytes: int = 0
+    world_size: int = 0
+
+
+class Note(Record):
+    """Something the operator should know about the plan; ``code`` is stable."""
+
+    code: str
+    message: str
+
+
+class Refusal(Record):
+    """A reason why this plan must not be applied, and what to do about it."""
+
+    code: str
+    message: str
+    hint: str = ""
+
+
+class MetaAddress(Record):
+    """Where things listen: ``client_*`` is what engines are told, ``server_*`` what the MetaService binds."""
+
+    client_meta_url: str
+    client_config_store_url: str
+    server_meta_url: str
+    server_config_store_url: str
+    metrics_url: str
+
+
+class NodePlan(Record):
+    """Everything one node should have, and what the operator should know about it."""
+
+    node: str
+    series: Series
+    emulated: bool = False
+    memcache_version: str = ""
+    hugepages: HugepagePlan = HugepagePlan()
+    pool: PoolPlan = PoolPlan()
+    meta: MetaAddress | None = None
+    files: tuple[FileSpec, ...] = ()
+    units: tuple[UnitSpec, ...] = ()
+    ports: tuple[PortUse, ...] = ()
+    notes: tuple[Note, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+    def unit(self, unit_id: str) -> UnitSpec | None:
+        """The specification with this id, if the plan has it."""
+        return next((u for u in self.units if u.id == unit_id), None)
