@@ -1,0 +1,1 @@
+"""The gRPC control service on a unix socket, and its client."""

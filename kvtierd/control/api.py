@@ -1,0 +1,57 @@
+"""What the control service asks of the node. The daemon implements it; tests use a fake."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Protocol
+
+from kvtierd.control.v1 import control_pb2 as pb
+from kvtierd.events import Event
+
+
+class NodeApi(Protocol):
+    """One method a verb. All raise ``KvtierError`` with a stable code; none may hang."""
+
+    def status(self) -> pb.StatusReply:
+        """The node as last seen; never waits."""
+        ...
+
+    def plan_json(self) -> str:
+        """The plan in force."""
+        ...
+
+    async def reload(self, *, restart_changed: bool) -> pb.ReloadReply:
+        """Reads settings again."""
+        ...
+
+    def events(self, last: int) -> list[Event]:
+        """Kept events."""
+        ...
+
+    def follow_events(self, last: int) -> AsyncIterator[Event]:
+        """Kept, then new events."""
+        ...
+
+    async def tail(self, unit: str, lines: int) -> list[str]:
+        """Last output lines of a unit."""
+        ...
+
+    def follow_log(self, unit: str, lines: int) -> AsyncIterator[str]:
+        """Last, then new output lines of a unit."""
+        ...
+
+    async def control_unit(self, unit: str, action: str, wait_seconds: float) -> pb.Unit:
+        """start, stop or restart."""
+        ...
+
+    async def stop_all(self, wait_seconds: float) -> list[pb.Unit]:
+        """Stops every unit."""
+        ...
+
+    async def purge(self) -> pb.PurgeReply:
+        """Empties the pool."""
+        ...
+
+    def plugins(self) -> list[pb.Plugin]:
+        """Installed plugins."""
+        ...

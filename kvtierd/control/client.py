@@ -1,0 +1,132 @@
+"""The client side of the control service, for kvtierctl and tests. Blocking; every call has a deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import grpc
+
+from kvtierd.control.v1 import control_pb2 as pb
+from kvtierd.control.v1 import control_pb2_grpc
+from kvtierd.control.wire import CHANNEL_OPTIONS, unpack
+from kvtierd.errors import DaemonUnreachableError, KvtierError
+
+CALL_SECONDS = 5.0
+Reply = TypeVar("Reply")
+
+
+class ControlClient:
+    """Talks to the kvtierd at ``path``. Use as a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._channel = grpc.insecure_channel(f"unix:{path}", options=CHANNEL_OPTIONS)
+        self._stub = control_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Hangs up. Calls after it fail."""
+        self._channel.close()
+
+    def status(self) -> pb.StatusReply:
+        """The node as it is."""
+        return self._call(self._stub.Status, pb.StatusRequest(), pb.StatusReply)
+
+    def plan_json(self) -> str:
+        """The plan in force, JSON text."""
+        return str(self._call(self._stub.GetPlan, pb.GetPlanRequest(), pb.GetPlanReply).plan_json)
+
+    def reload(self, *, restart_changed: bool) -> pb.ReloadReply:
+        """Makes the daemon read its settings again."""
+        return self._call(
+            self._stub.Reload, pb.ReloadRequest(restart_changed=restart_changed), pb.ReloadReply, seconds=60
+        )
+
+    def events(self, *, last: int = 0, follow: bool = False) -> Iterator[pb.Event]:
+        """Events; with ``follow`` it does not end by itself."""
+        return self._stream(self._stub.Events, pb.EventsRequest(last=last, follow=follow), follow=follow)
+
+    def logs(self, unit: str, *, lines: int = 20, follow: bool = False) -> Iterator[str]:
+        """Output lines of a unit."""
+        request = pb.LogsRequest(unit=unit, lines=lines, follow=follow)
+        for line in self._stream(self._stub.Logs, request, follow=follow):
+            yield line.text
+
+    def control_unit(self, unit: str, action: str, wait_seconds: float) -> pb.Unit:
+        """start, stop or restart; waits up to ``wait_seconds`` until the unit has settled."""
+        request = pb.ControlUnitRequest(
+            unit=unit, action=f"ACTION_{action.upper()}", wait_seconds=wait_seconds
+        )
+        reply = self._call(
+            self._stub.ControlUnit, request, pb.ControlUnitReply, seconds=wait_seconds + CALL_SECONDS
+        )
+        return reply.unit
+
+    def stop_all(self, wait_seconds: float) -> list[pb.Unit]:
+        """Stops every unit of the node."""
+        request = pb.StopAllRequest(wait_seconds=wait_seconds)
+        return list(
+            self._call(
+                self._stub.StopAll, request, pb.StopAllReply, seconds=wait_seconds + CALL_SECONDS
+            ).units
+        )
+
+    def purge(self) -> pb.PurgeReply:
+        """Empties the pool."""
+        return self._call(self._stub.Purge, pb.PurgeRequest(), pb.PurgeReply, seconds=60)
+
+    def plugins(self) -> list[pb.Plugin]:
+        """The plugins the daemon has loaded."""
+        return list(self._call(self._stub.Plugins, pb.PluginsRequest(), pb.PluginsReply).plugins)
+
+    def version(self) -> pb.VersionReply:
+        """The daemon's version."""
+        return self._call(self._stub.Version, pb.VersionRequest(), pb.VersionReply)
+
+    def _call(self, method: Any, request: Any, reply: type[Reply], *, seconds: float = CALL_SECONDS) -> Reply:
+        try:
+            answer = method(request, timeout=seconds)
+        except grpc.RpcError as error:
+            raise self._explained(error, seconds) from None
+        assert isinstance(answer, reply)
+        return answer
+
+    def _stream(self, method: Any, request: Any, *, follow: bool) -> Iterator[Any]:
+        try:
+            yield from method(request, timeout=None if follow else 30.0)
+        except grpc.RpcError as error:
+            raise self._explained(error, 30.0) from None
+
+    def _explained(self, error: Any, seconds: float) -> KvtierError:
+        ours = unpack(error.trailing_metadata())
+        if ours is not None:
+            return ours
+        if error.code() == grpc.StatusCode.UNAVAILABLE:
+            return self._unreachable(error)
+        if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED:
+            return DaemonUnreachableError(
+                f"kvtierd did not answer on {self._path} within {seconds:.0f} s", hint="see kvtierd's log"
+            )
+        return KvtierError(f"kvtierd answered {error.code().name}: {error.details()}")
+
+    def _unreachable(self, error: Any) -> DaemonUnreachableError:
+        if not self._path.exists():
+            return DaemonUnreachableError(
+                f"no kvtierd runs here: there is no control socket at {self._path}",
+                hint="systemctl start kvtierd; or name its settings: kvtierctl --settings FILE",
+            )
+        return DaemonUnreachableError(
+            f"kvtierd cannot be reached at {self._path}",
+            why=str(error.details()).split("; last error:")[-1].strip(),
+            hint="only root and the group kvtierd may use the socket; is the daemon running?",
+        )

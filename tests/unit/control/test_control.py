@@ -1,0 +1,197 @@
+"""The control service over a real unix socket, with a fake node behind it."""
+
+import asyncio
+import json
+import os
+import stat
+import subprocess
+import sys
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kvtierd.control.client import ControlClient
+from kvtierd.control.server import ControlServer
+from kvtierd.control.v1 import control_pb2 as pb
+from kvtierd.errors import DaemonUnreachableError, KvtierError, PlanError, StateError, UnitError
+from kvtierd.events import Event
+
+
+class FakeNode:
+    def __init__(self):
+        self.calls = []
+
+    def status(self):
+        tier = pb.Tier(name="L3", where="pool", state="ready", capacity_bytes=0)
+        return pb.StatusReply(
+            node="n1", tiers=[tier], units=[pb.Unit(id="kvtier-meta-main", state="ready", pid=7)]
+        )
+
+    def plan_json(self):
+        raise PlanError("no plan is in force", why="because", hint="look", code="plan.none")
+
+    async def reload(self, *, restart_changed):
+        self.calls.append(("reload", restart_changed))
+        return pb.ReloadReply(changed_files=["/a"])
+
+    def events(self, last):
+        return [Event(i, 1.0 * i, "info", "k", "u", f"m{i}") for i in range(1, 4)][-last or None :]
+
+    async def follow_events(self, last):
+        for event in self.events(last):
+            yield event
+        await asyncio.sleep(3600)
+
+    async def tail(self, unit, lines):
+        if unit != "meta":
+            raise UnitError(f"there is no unit {unit!r}", code="unit.unknown")
+        return [f"line {i}" for i in range(lines)]
+
+    async def follow_log(self, unit, lines):
+        for line in await self.tail(unit, lines):
+            yield line
+
+    async def control_unit(self, unit, action, wait_seconds):
+        self.calls.append((unit, action, wait_seconds))
+        return pb.Unit(id=unit, state="ready")
+
+    async def stop_all(self, wait_seconds):
+        return [pb.Unit(id="a", state="stopped")]
+
+    async def purge(self):
+        raise RuntimeError("a fault of ours")
+
+    def plugins(self):
+        return [pb.Plugin(name="p")]
+
+
+@pytest.fixture
+async def served(tmp_path):
+    node, path = FakeNode(), tmp_path / "s.sock"
+    server = ControlServer(node, path)
+    await server.start()
+    yield node, path
+    await server.close(0)
+
+
+async def call(path, method, *args, **kwargs):
+    """The blocking client in a thread, as kvtierctl uses it in a process of its own."""
+
+    def run():
+        with ControlClient(path) as client:
+            result = getattr(client, method)(*args, **kwargs)
+            return list(result) if hasattr(result, "__next__") else result
+
+    return await asyncio.to_thread(run)
+
+
+async def test_status_keeps_zero_and_unknown_apart(served):
+    reply = await call(served[1], "status")
+    tier = reply.tiers[0]
+    assert tier.HasField("capacity_bytes")
+    assert tier.capacity_bytes == 0
+    assert not tier.HasField("used_bytes")
+
+
+async def test_an_error_of_ours_crosses_with_code_reason_and_hint(served):
+    with pytest.raises(KvtierError) as raised:
+        await call(served[1], "plan_json")
+    error = raised.value
+    assert (error.stable_code, error.message, error.why, error.hint) == (
+        "plan.none", "no plan is in force", "because", "look",
+    )  # fmt: skip
+
+
+async def test_a_fault_of_ours_is_told_and_does_not_end_the_service(served):
+    with pytest.raises(KvtierError, match="internal error: RuntimeError"):
+        await call(served[1], "purge")
+    assert (await call(served[1], "status")).node == "n1"
+
+
+async def test_actions_arrive_as_asked(served):
+    await call(served[1], "control_unit", "ref", "restart", 3.0)
+    await call(served[1], "reload", restart_changed=True)
+    assert served[0].calls == [("ref", "restart", 3.0), ("reload", True)]
+
+
+async def test_streams(served):
+    assert [e.message for e in await call(served[1], "events", last=2)] == ["m2", "m3"]
+    assert await call(served[1], "logs", "meta", lines=3) == ["line 0", "line 1", "line 2"]
+    with pytest.raises(KvtierError, match="no unit 'x'"):
+        await call(served[1], "logs", "x")
+
+
+async def test_a_follower_that_goes_away_leaves_nothing_behind(served):
+    def first():
+        with ControlClient(served[1]) as client:
+            return next(client.events(last=1, follow=True)).message
+
+    assert await asyncio.to_thread(first) == "m3"
+
+
+async def test_only_owner_and_group_may_use_the_socket(served):
+    mode = stat.S_IMODE(os.stat(served[1]).st_mode)
+    assert mode == 0o660
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: another user must try the socket")
+async def test_another_user_is_refused(tmp_path_factory, served):
+    script = f"import socket\ns = socket.socket(socket.AF_UNIX)\ns.connect({str(served[1])!r})"
+    for parent in served[1].parents:
+        if str(parent).startswith("/tmp/"):
+            parent.chmod(0o755)
+    result = await asyncio.to_thread(
+        subprocess.run, ["/usr/bin/python3", "-c", script], user="nobody", capture_output=True, timeout=20
+    )
+    assert b"PermissionError" in result.stderr
+
+
+async def test_the_standard_health_service_answers(served):
+    async with grpc.aio.insecure_channel(f"unix:{served[1]}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        reply = await stub.Check(health_pb2.HealthCheckRequest(service="kvtierd.v1.Control"))
+    assert reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+async def test_nobody_listens(tmp_path):
+    with pytest.raises(DaemonUnreachableError, match="no kvtierd runs here") as raised:
+        await call(tmp_path / "none.sock", "status")
+    assert raised.value.exit_code == 3
+
+
+async def test_a_socket_left_by_a_killed_daemon_is_replaced_but_not_a_living_one(served, tmp_path):
+    with pytest.raises(StateError) as raised:
+        await ControlServer(FakeNode(), served[1]).start()
+    assert raised.value.stable_code == "state.socket-in-use"
+    stale = tmp_path / "stale.sock"
+    code = f"import socket; s = socket.socket(socket.AF_UNIX); s.bind({str(stale)!r})"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    server = ControlServer(FakeNode(), stale)
+    await server.start()
+    assert (await call(stale, "status")).node == "n1"
+    await server.close(0)
+
+
+async def test_a_path_too_long_for_a_socket_is_said(tmp_path):
+    with pytest.raises(StateError, match="longer than 107 bytes"):
+        await ControlServer(FakeNode(), tmp_path / ("x" * 120)).start()
+
+
+def test_generated_code_is_fresh():
+    result = subprocess.run(
+        [sys.executable, "proto/generate.py", "--check"], capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+
+
+def test_message_dict_gives_null_for_unknown_and_numbers_for_numbers():
+    from kvtierd.cli.common import message_dict
+
+    fields = message_dict(pb.StatusReply(node="n", epoch=3, tiers=[pb.Tier(name="L1", hit_tokens=5)]))
+    assert json.loads(json.dumps(fields)) == fields
+    assert fields["epoch"] == 3
+    assert fields["tiers"][0]["hit_tokens"] == 5
+    assert fields["tiers"][0]["capacity_bytes"] is None
+    assert fields["hugepages"]["asked_pages"] == 0

@@ -1,0 +1,428 @@
+"""The planner on recorded hosts: the seed's numbers, refusals, ports."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from kvtierd.plan.engine import EngineLaunch, EngineObservation
+from kvtierd.plan.inventory import Inventory, PortOwner
+from kvtierd.plan.model import NodePlan, Note, Refusal
+from kvtierd.plan.planner import make_plan
+from kvtierd.plan.toolchain import Emulation, Toolchain
+from kvtierd.settings import Settings, load_settings
+
+GIB = 1024**3
+MIB = 1024**2
+FIXTURES = Path("tests/fixtures/inventory")
+TOOLS = Toolchain(
+    python="/opt/kvtierd/bin/python",
+    run_meta_script="/opt/kvtierd/run_meta.py",
+    run_pool_script="/opt/kvtierd/run_pool.py",
+    emulation=Emulation(root="/run/emu", prefix=("launch", "--"), env={"ASCEND_HOME_PATH": "/emu"}),
+)
+
+
+class FakeDriver:
+    name = "fake"
+    api_version = 1
+    default_port = 8000
+
+    def __init__(self, **launch):
+        self.launch_fields = launch
+        self.contexts = []
+
+    def launch(self, context):
+        self.contexts.append(context)
+        return EngineLaunch(
+            **{"argv": ("engine", str(context.port)), "env": context.memcache_env, **self.launch_fields}
+        )
+
+    def metrics_url(self, context):
+        return f"http://127.0.0.1:{context.port}/metrics"
+
+    def observe(self, metrics_text):
+        return EngineObservation()
+
+
+def host(name: str, **changes) -> Inventory:
+    return Inventory.model_validate_json((FIXTURES / f"{name}.json").read_bytes()).model_copy(update=changes)
+
+
+def configured(**sections) -> Settings:
+    return Settings(**{"pool": {"dram": 256 * GIB}, **sections})
+
+
+def engine(**fields):
+    return {"name": "e", "plugin": "fake", "devices": [0, 1], "port": 8113, **fields}
+
+
+def plan(settings, inventory, drivers=None, **options) -> NodePlan:
+    drivers = {"fake": FakeDriver()} if drivers is None else drivers
+    return make_plan(settings, inventory, drivers, TOOLS, **options)
+
+
+def codes(entries):
+    return [e.code for e in entries]
+
+
+def file(made: NodePlan, name: str) -> str:
+    return next(f.content for f in made.files if f.path.endswith("/" + name))
+
+
+def test_the_seed_s_single_host_comes_out_exactly():
+    made = plan(load_settings(Path("examples/single-host-a2.toml"), {}), host("a2-2cards"))
+    assert (made.hugepages.page_size_bytes, made.hugepages.pages) == (2 * MIB, 133120)
+    assert made.pool.dram_bytes_per_provider == 128 * GIB
+    assert made.pool.providers == 2
+    assert made.refusals == ()
+    local = file(made, "mmc-local.conf")
+    assert "ock.mmc.local_service.dram.size = 128GB\n" in local
+    assert "ock.mmc.local_service.max.dram.size = 128GB\n" in local
+    assert "ock.mmc.local_service.protocol = device_rdma\n" in local
+    assert "ock.mmc.meta_service_url = tcp://127.0.0.1:5000\n" in local
+    assert "ock.mmc.meta_service_url = tcp://127.0.0.1:5001\n" in file(made, "mmc-meta.conf")
+
+
+def test_both_of_the_seed_s_two_hosts_come_from_one_file():
+    settings = load_settings(Path("examples/two-hosts-a2.toml"), {})
+    first, second = (plan(settings, host("a2-8cards"), node=n) for n in ("host-a", "host-b"))
+    assert [u.kind for u in first.units] == ["meta"]
+    assert second.units == ()
+    assert file(first, "mmc-local.conf") == file(second, "mmc-local.conf")
+    assert "ock.mmc.meta_service_url = tcp://10.20.0.10:5000" in file(second, "mmc-local.conf")
+    assert first.pool.world_size == second.pool.world_size >= 16
+
+
+def test_a_node_finds_itself_by_its_address():
+    settings = load_settings(Path("examples/two-hosts-a2.toml"), {})
+    nics = host("a2-8cards").nics
+    mine = nics[0].model_copy(update={"addresses": ("10.20.0.11",)})
+    assert plan(settings, host("a2-8cards", nics=(mine,))).node == "host-b"
+
+
+def test_a_stranger_is_refused():
+    settings = load_settings(Path("examples/two-hosts-a2.toml"), {})
+    assert "cluster.not-a-peer" in codes(
+        plan(settings, host("a2-8cards", hostname="other", nics=())).refusals
+    )
+
+
+def test_a3_has_a_holder_and_engines_without_memory_and_no_hugepages():
+    made = plan(load_settings(Path("examples/a3-standalone.toml"), {}), host("a3-16dies"))
+    assert made.pool.placement == "standalone"
+    assert made.hugepages.pages == 0
+    assert [u.kind for u in made.units] == ["endpoint", "meta", "pool"]
+    assert "ock.mmc.local_service.dram.size = 640GB\n" in file(made, "mmc-local-pool.conf")
+    client = file(made, "mmc-local.conf")
+    assert "ock.mmc.local_service.dram.size = 0" in client
+    assert "ock.mmc.local_service.max.dram.size = 640GB\n" in client
+    assert "device_sdma" in client
+
+
+def test_alignment_is_downward_and_said():
+    made = plan(configured(pool={"dram": "257GB"}, engine=[engine()]), host("a2-2cards"))
+    assert made.pool.dram_bytes_per_provider == 119 * GIB
+    note = next(n for n in made.notes if n.code == "pool.aligned-down")
+    assert "119 GiB each" in note.message
+    assert "stay unused" in note.message
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(
+    dram=st.integers(1, 900 * GIB),
+    devices=st.integers(1, 8),
+    protocol=st.sampled_from(["auto", "host_shm", "device_rdma"]),
+)
+def test_no_plan_takes_more_than_was_granted(dram, devices, protocol):
+    made = plan(
+        configured(pool={"dram": dram, "protocol": protocol}, engine=[engine(devices=list(range(devices)))]),
+        host("a2-8cards"),
+    )
+    pool = made.pool
+    assert pool.capacity_bytes == pool.dram_bytes_per_provider * pool.providers <= dram
+    assert pool.dram_bytes_per_provider % pool.alignment_bytes == 0
+    if pool.dram_bytes_per_provider == 0:
+        assert "pool.too-small" in codes(made.refusals)
+    if made.hugepages.pages:
+        assert made.hugepages.pages * made.hugepages.page_size_bytes >= pool.capacity_bytes
+    assert NodePlan.model_validate_json(made.model_dump_json()) == made
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "dram_gib", "fits"),
+    [
+        (384, 256, True),
+        (384, 344, False),
+        (128, 100, True),
+        (128, 110, False),
+        (64, 40, True),
+        (64, 46, False),
+    ],
+)
+def test_the_host_keeps_what_it_needs(memory_gib, dram_gib, fits):
+    inventory = host(
+        "a2-2cards", memory_total_bytes=memory_gib * GIB, memory_available_bytes=(memory_gib - 2) * GIB
+    )
+    made = plan(configured(pool={"dram": dram_gib * GIB}, engine=[engine()]), inventory)
+    assert ("memory.host-starves" not in codes(made.refusals)) == fits
+
+
+def test_a_small_machine_can_say_what_it_spares():
+    small = configured(node={"series": "emulated"}, pool={"dram": "256MiB"})
+    inventory = host("emulated-small", memory_total_bytes=8 * GIB, memory_available_bytes=7 * GIB)
+    assert codes(plan(small, inventory).refusals) == ["memory.host-starves"]
+    lowered = configured(node={"series": "emulated"}, pool={"dram": "256MiB", "host_reserve": "1GiB"})
+    assert plan(lowered, inventory).refusals == ()
+
+
+def test_what_is_available_now_counts_too():
+    made = plan(configured(engine=[engine()]), host("a2-2cards", memory_available_bytes=200 * GIB))
+    assert "memory.busy-now" in codes(made.refusals)
+
+
+def test_pages_of_an_earlier_start_are_not_asked_for_twice():
+    inventory = host("a2-2cards", memory_available_bytes=50 * GIB)
+    pools = tuple(
+        p.model_copy(update={"total_pages": 133120, "free_pages": 100}) if p.page_size_bytes == 2 * MIB else p
+        for p in inventory.hugepages
+    )
+    used = inventory.model_copy(update={"hugepages": pools})
+    settings = configured(engine=[engine()])
+    assert plan(settings, used, owned_pages=133120).refusals == ()
+    assert plan(settings, used, owned_pages=0).refusals != (), "without the ledger they are somebody else's"
+
+
+def test_a_kernel_without_hugepages_is_refused_with_what_it_has():
+    made = plan(configured(engine=[engine()]), host("no-hugepages"))
+    assert "hugepages.size" in codes(made.refusals)
+    assert "it has: none" in next(r.message for r in made.refusals if r.code == "hugepages.size")
+
+
+def test_hugepages_off_where_they_are_needed():
+    made = plan(
+        configured(pool={"dram": 256 * GIB, "hugepages": "off"}, engine=[engine()]), host("a2-2cards")
+    )
+    assert "hugepages.needed" in codes(made.refusals)
+
+
+def test_hugepages_by_numa_node_add_up():
+    settings = configured(pool={"dram": 256 * GIB, "numa": "spread"}, engine=[engine()])
+    made = plan(settings, host("a2-2cards"))
+    assert sum(made.hugepages.per_numa_node.values()) == made.hugepages.pages == 133120
+    assert len(made.hugepages.per_numa_node) == len(host("a2-2cards").numa_nodes)
+
+
+def test_one_gigabyte_pages():
+    settings = configured(pool={"dram": 256 * GIB, "hugepage_size": "1GiB"}, engine=[engine()])
+    inventory = host("a2-2cards")
+    if not any(p.page_size_bytes == GIB for p in inventory.hugepages):
+        extra = inventory.hugepages[0].model_copy(
+            update={"page_size_bytes": GIB, "total_pages": 0, "free_pages": 0}
+        )
+        inventory = inventory.model_copy(update={"hugepages": (*inventory.hugepages, extra)})
+    assert plan(settings, inventory).hugepages.pages == 260
+
+
+# -- ports
+
+
+def test_vllm_s_default_port_makes_the_metrics_port_give_way():
+    made = plan(configured(engine=[engine(port=None)]), host("a2-2cards"))
+    assert made.refusals == ()
+    assert made.meta.metrics_url == "http://127.0.0.1:8001"
+    assert "port.moved" in codes(made.notes)
+
+
+def test_a_written_port_does_not_give_way_but_is_refused():
+    made = plan(configured(meta={"metrics_port": 8000}, engine=[engine(port=8000)]), host("a2-2cards"))
+    assert codes(made.refusals) == ["port.collision"]
+    assert "8000" in made.refusals[0].message
+
+
+def test_two_engines_on_one_port():
+    made = plan(configured(engine=[engine(devices=[0]), engine(name="f", devices=[1])]), host("a2-2cards"))
+    assert codes(made.refusals) == ["port.collision"]
+
+
+def test_a_stranger_s_port_is_refused_by_the_stranger_s_name():
+    made = plan(configured(engine=[engine()]), host("a2-port-taken"))
+    taken = [r.message for r in made.refusals if r.code == "port.taken"]
+    assert any("5000" in m and "pid" in m for m in taken)
+    assert made.meta.metrics_url != "http://127.0.0.1:8000", "8000 is taken too, but only a default"
+
+
+def test_our_own_units_ports_are_not_taken_by_somebody():
+    owner = PortOwner(address="127.0.0.1", port=5000, pid=77, process="python")
+    inventory = host("a2-2cards", ports_in_use=(owner,))
+    settings = configured(engine=[engine()])
+    assert codes(plan(settings, inventory).refusals) == ["port.taken"]
+    assert plan(settings, inventory, owned_pids=frozenset({77})).refusals == ()
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(st.lists(st.sampled_from([5000, 5001, 6000, 6001, 8000, 8001, 8113]), min_size=4, max_size=4))
+def test_no_accepted_plan_uses_a_port_twice(ports):
+    meta = {"port": ports[0], "config_store_port": ports[1], "metrics_port": ports[2]}
+    made = plan(configured(meta=meta, engine=[engine(port=ports[3])]), host("a2-2cards"))
+    used = [p.port for p in made.ports]
+    if not made.refusals:
+        assert len(set(used)) == len(used)
+    if len(set(ports)) < 4:
+        assert "port.collision" in codes(made.refusals)
+
+
+# -- engines and plugins
+
+
+def test_a_driver_gets_what_it_needs():
+    driver = FakeDriver()
+    made = plan(
+        configured(engine=[engine(env={"A": "1"}, args={"x": 2})]), host("a2-2cards"), {"fake": driver}
+    )
+    context = driver.contexts[0]
+    assert context.local_conf_path == "/var/lib/kvtierd/conf/mmc-local.conf"
+    assert context.meta_service_url == "tcp://127.0.0.1:5000"
+    assert (context.args, context.env) == ({"x": 2}, {"A": "1"})
+    assert "memcache_hybrid" in context.memcache_env["LD_LIBRARY_PATH"]
+    unit = made.unit("kvtier-engine-e")
+    assert unit.after == ("kvtier-meta-main",)
+    assert unit.metrics_url == "http://127.0.0.1:8113/metrics"
+
+
+@pytest.mark.parametrize(
+    "driver",
+    [
+        FakeDriver(argv=()),
+        type("Raises", (FakeDriver,), {"launch": lambda self, context: 1 / 0})(),
+        type("Lies", (FakeDriver,), {"launch": lambda self, context: {"argv": ["x"]}})(),
+    ],
+)
+def test_a_broken_driver_costs_its_engine_and_is_named(driver):
+    made = plan(configured(engine=[engine()]), host("a2-2cards"), {"fake": driver})
+    assert codes(made.refusals) == ["engine.plugin-failed"]
+    assert "'e'" in made.refusals[0].message
+    assert [u.kind for u in made.units] == ["endpoint", "meta"]
+
+
+def test_a_driver_s_own_notes_and_refusals_are_told():
+    driver = FakeDriver(
+        notes=(Note(code="n", message="hello"),), refusals=(Refusal(code="r", message="no", hint="do"),)
+    )
+    made = plan(configured(engine=[engine()]), host("a2-2cards"), {"fake": driver})
+    assert "engine e: hello" in [n.message for n in made.notes]
+    assert [(r.code, r.hint) for r in made.refusals] == [("r", "do")]
+
+
+def test_a_missing_plugin_leaves_the_engine_out_and_says_so():
+    made = plan(configured(engine=[engine(plugin="nope")]), host("a2-2cards"))
+    assert "engine.plugin-missing" in codes(made.notes)
+    assert made.unit("kvtier-engine-e") is None
+    assert made.pool.providers == 2, "its devices still count: the pool must not change when the plugin comes"
+
+
+@pytest.mark.parametrize(
+    ("engines", "code"),
+    [
+        ([engine(devices=[0, 7])], "engine.no-device"),
+        ([engine(), engine(name="f", port=8114)], "engine.device-shared"),
+    ],
+)
+def test_devices_must_exist_and_not_be_shared(engines, code):
+    assert code in codes(plan(configured(engine=engines), host("a2-2cards")).refusals)
+
+
+def test_engines_of_other_nodes_are_not_ours():
+    made = plan(configured(engine=[engine(nodes=["elsewhere"])]), host("a2-2cards"))
+    assert [u.kind for u in made.units] == ["endpoint", "meta"]
+
+
+# -- hardware and MemCache
+
+
+@pytest.mark.parametrize(
+    ("name", "series", "protocol"),
+    [("a2-2cards", "300I-A2", "device_rdma"), ("a2-8cards", "800I-A2", "device_rdma"),
+     ("a3-16dies", "A3", "device_sdma"), ("a5-8", "A5", "device_urma")],
+)  # fmt: skip
+def test_series_and_protocol_are_found(name, series, protocol):
+    made = plan(configured(pool={"dram": 64 * GIB}), host(name))
+    assert (made.series, made.pool.protocol) == (series, protocol)
+
+
+def test_without_an_npu_the_series_must_be_named():
+    refusals = plan(configured(), host("emulated-small")).refusals
+    assert "plan.no-npu" in codes(refusals)
+    assert any("emulated" in r.hint for r in refusals)
+
+
+def test_a_protocol_that_the_series_does_not_have():
+    made = plan(configured(pool={"dram": 64 * GIB, "protocol": "device_sdma"}), host("a2-2cards"))
+    assert "pool.protocol" in codes(made.refusals)
+
+
+def test_emulation_prefixes_units_and_says_so():
+    made = plan(
+        configured(node={"series": "emulated"}, pool={"dram": "256MiB", "host_reserve": "1GiB"}),
+        host("emulated-small"),
+    )
+    assert made.emulated
+    assert all(u.argv[:2] == ("launch", "--") for u in made.units if u.kind in {"meta", "pool"})
+    assert made.unit("kvtier-pool-0").env["ASCEND_HOME_PATH"] == "/emu"
+    assert "emulated" in codes(made.notes)
+
+
+def test_only_the_emulated_series_uses_the_emulated_driver():
+    made = plan(configured(engine=[engine()]), host("a2-2cards"))
+    assert all("launch" not in u.argv for u in made.units)
+    assert "/emu" not in json.dumps(made.model_dump(mode="json"))
+
+
+def test_the_run_package_runs_its_binary():
+    made = plan(configured(meta={"runtime": "binary"}, engine=[engine()]), host("a2-2cards-run"))
+    meta = made.unit("kvtier-meta-main")
+    assert meta.argv == ("/usr/local/memcache_hybrid/latest/aarch64-linux/bin/mmc_meta_service",)
+    assert "memcache_hybrid" in meta.env["LD_LIBRARY_PATH"]
+    assert "metrics_url = 127.0.0.1:8000" in file(made, "mmc-meta.conf"), "1.0.0 has the bare form"
+
+
+def test_memcache_that_is_not_there_is_refused_with_the_command():
+    made = plan(configured(meta={"python": "/nowhere/python"}), host("a2-2cards"))
+    refusal = next(r for r in made.refusals if r.code == "memcache.missing")
+    assert "/nowhere/python" in refusal.message
+    assert "pip install memcache-hybrid" in refusal.hint
+
+
+def test_a_further_key_that_the_version_does_not_know_is_refused():
+    made = plan(configured(meta={"conf": {"ock.mmc.no_such_key": "1"}}), host("a2-2cards"))
+    assert any(r.code.startswith("conf") for r in made.refusals)
+
+
+def test_several_nodes_over_the_relay_are_refused_until_there_is_tls():
+    peers = [{"name": "a", "address": "10.0.0.1"}, {"name": "b", "address": "10.0.0.2"}]
+    made = plan(
+        configured(cluster={"mode": "static", "master": "a", "peers": peers}), host("a2-2cards"), node="a"
+    )
+    assert "cluster.relay-needs-tls" in codes(made.refusals)
+
+
+def test_a_changed_setting_changes_the_digest_of_what_reads_it_and_of_nothing_else():
+    def digests(**pool):
+        made = plan(configured(pool={"dram": 256 * GIB, **pool}, engine=[engine()]), host("a2-2cards"))
+        return {u.id: u.digest for u in made.units}
+
+    assert digests() == digests()
+    other = digests(world_size=99)
+    changed = {u for u, d in digests().items() if other[u] != d}
+    assert changed == {"kvtier-engine-e"}
+
+
+def test_the_documented_json_shape():
+    made = json.loads(plan(configured(engine=[engine()]), host("a2-2cards")).model_dump_json())
+    assert set(made) >= {"node", "series", "hugepages", "files", "units", "ports", "notes", "refusals"}
+    assert set(made["hugepages"]) == {"page_size_bytes", "pages", "per_numa_node"}
+    assert set(made["files"][0]) == {"path", "mode", "content"}
+    assert set(made["units"][0]) >= {"id", "kind", "argv", "env", "user", "devices", "files"}
