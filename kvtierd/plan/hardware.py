@@ -10,8 +10,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-from kvtierd.errors import PlanError
-from kvtierd.plan.inventory import Inventory
 from kvtierd.plan.model import Series
 from kvtierd.quantities import GIB, MIB
 
@@ -52,45 +50,6 @@ def alignment_bytes(series: Series, protocol: str) -> int:
 def needs_hugepages(series: Series, protocol: str) -> bool:
     """Whether pooled DRAM must come from hugepages: device_rdma on any series (A3 over RoCE too)."""
     return protocol == "device_rdma" or (facts_of(series).hugepages and protocol.startswith("device_"))
-
-
-def series_of(inventory: Inventory) -> Series:
-    """The series by the chip names that npu-smi printed.
-
-    Raises:
-        PlanError: no NPU, or one this table does not know.
-    """
-    names = {npu.name for npu in inventory.npus if npu.name}
-    if not inventory.npus:
-        raise PlanError(
-            "this host shows no NPU, so the series cannot be found out",
-            why="; ".join(inventory.problems[:2]),
-            hint='name it: [node] series = "800I-A2", or "emulated" on a machine without NPUs',
-            code="plan.no-npu",
-        )
-    found: set[Series] = set()
-    for name in names:
-        upper = name.upper().removeprefix("ASCEND")
-        if upper.startswith("910B"):
-            cards = {npu.card for npu in inventory.npus}
-            found.add("800I-A2" if len(cards) >= 8 else "300I-A2")
-        elif upper.startswith(("910_93", "9391", "9392", "910C")) or (
-            upper == "910" and _two_dies(inventory)
-        ):
-            found.add("A3")
-        elif upper.startswith("950"):
-            found.add("A5")
-    if len(found) != 1:
-        raise PlanError(
-            f"the series cannot be told from the chip names {', '.join(sorted(names)) or '(none)'}",
-            hint='name it: [node] series = "300I-A2" | "800I-A2" | "A3" | "A5"',
-            code="plan.unknown-series",
-        )
-    return found.pop()
-
-
-def _two_dies(inventory: Inventory) -> bool:
-    return any(npu.chip > 0 for npu in inventory.npus)
 
 
 def series_env(series: Series, protocol: str) -> dict[str, str]:

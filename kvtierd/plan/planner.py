@@ -8,17 +8,17 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from kvtierd.errors import ConfError, PlanError
+from kvtierd.errors import ConfError
 from kvtierd.mmc_conf.model import LocalConf, MetaConf
 from kvtierd.mmc_conf.render import render_local, render_meta
 from kvtierd.plan.engine import EngineContext, EngineDriver
 from kvtierd.plan.engines import PlannedEngine, ask_driver, engine_unit, find_driver
 from kvtierd.plan.environment import find_install, memcache_env, merge_env
-from kvtierd.plan.hardware import series_of
 from kvtierd.plan.inventory import Inventory, MemcacheInstall
 from kvtierd.plan.model import FileSpec, MetaAddress, NodePlan, PoolPlan, Series, UnitSpec
 from kvtierd.plan.pool import Remarks, check_memory, plan_hugepages, plan_pool
 from kvtierd.plan.ports import PortPlan
+from kvtierd.plan.series import detect_series
 from kvtierd.plan.toolchain import Toolchain
 from kvtierd.plan.units import ENDPOINT_ID, META_ID, endpoint_unit, engine_id, meta_unit, pool_id, pool_unit
 from kvtierd.settings import EngineSettings, Settings
@@ -105,11 +105,17 @@ class _Planner:
     def _series(self) -> Series:
         if self.settings.node.series != "auto":
             return self.settings.node.series
-        try:
-            return series_of(self.inventory)
-        except PlanError as error:
-            self.remarks.refuse(error.stable_code, error.message, error.hint)
-            return "800I-A2"
+        guess = detect_series(self.inventory.npus)
+        if guess.series is None:
+            self.remarks.refuse(
+                "plan.series",
+                f"the hardware series is not known: {guess.note}",
+                '[node] series = "300I-A2" | "800I-A2" | "A3" | "A5", or "emulated" on a machine without NPUs',
+            )
+            return "800I-A2"  # only so that the rest of the plan can be shown beside the refusal
+        if guess.note:
+            self.remarks.note("plan.series", guess.note)
+        return guess.series
 
     def _memcache_version(self) -> str:
         meta = self.settings.meta

@@ -85,7 +85,8 @@ def meta_unit(
 ) -> UnitSpec:
     """The MetaService, by wheel or by run package."""
     if install is not None and install.runtime == "binary":
-        command: tuple[str, ...] = (f"{install.home}/{machine}-linux/bin/mmc_meta_service",)
+        program = install.executable or f"{install.home}/{machine}-linux/bin/mmc_meta_service"
+        command: tuple[str, ...] = (program,)
     else:
         command = (python, toolchain.run_meta_script)
     prefix = toolchain.emulation.prefix if toolchain.emulation else ()
