@@ -8,13 +8,10 @@ import importlib.metadata
 from collections.abc import Iterable
 
 import pluggy
-import structlog
 
 from kvtierd import hookspecs
 from kvtierd.errors import PluginError
 from kvtierd.plan.engine import API_VERSION, EngineDriver
-
-log = structlog.get_logger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,7 +70,6 @@ def load_plugins(entry_points: Iterable[importlib.metadata.EntryPoint] | None = 
                 raise PluginError(f"the driver {doubled[0]!r} is already brought by another plugin")
         except Exception as error:  # noqa: BLE001 - foreign code: anything may come out of it
             problem = error.message if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
-            log.warning("plugin.broken", plugin=entry.name, problem=problem)
             plugins.append(dataclasses.replace(info, problem=problem))
             continue
         drivers.update({d.name: d for d in found})

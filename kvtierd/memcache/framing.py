@@ -81,11 +81,13 @@ SERVER_OPCODES = frozenset(
 )
 LOOKUP_OPCODES = frozenset({Opcode.IS_EXIST, Opcode.BATCH_IS_EXIST, Opcode.QUERY, Opcode.BATCH_QUERY})
 WRITE_OPCODES = frozenset({Opcode.ALLOC, Opcode.BATCH_ALLOC})
+READ_OPCODES = frozenset({Opcode.GET, Opcode.BATCH_GET})
 # Requests that begin a client's call on data. Everything else finishes such a call or keeps the pool together.
 DATA_OPCODES = (
     LOOKUP_OPCODES
     | WRITE_OPCODES
-    | {Opcode.GET, Opcode.BATCH_GET, Opcode.REMOVE, Opcode.BATCH_REMOVE}
+    | READ_OPCODES
+    | {Opcode.REMOVE, Opcode.BATCH_REMOVE}
     | {Opcode.BATCH_UPDATE_LEASE, Opcode.PREFETCH, Opcode.EVICT}
 )
 
@@ -285,9 +287,14 @@ def lookup_hits(opcode: int, raw: bytes, keys: int) -> int:
     return hits
 
 
-def written_keys(opcode: int, raw: bytes, keys: int) -> int:
-    """How many keys an ALLOC or BATCH_ALLOC answer gave room to: the results are the last thing in the body."""
+def granted_keys(opcode: int, raw: bytes, keys: int) -> int:
+    """How many keys a write was given room for, or a read was given blobs for.
+
+    The results end the answer's body. A GET that finds nothing says so by having no blobs, with result 0.
+    """
     try:
+        if opcode == Opcode.GET:
+            return int(_U64.unpack_from(raw, HEADER_BYTES + 12)[0] != 0)
         if opcode == Opcode.ALLOC:
             return int(_I32.unpack_from(raw, len(raw) - 4)[0] == RESULT_OK)
         return struct.unpack_from(f"<{keys}i", raw, len(raw) - 4 * keys).count(RESULT_OK) if keys else 0

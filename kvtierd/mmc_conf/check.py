@@ -144,7 +144,7 @@ def _read(
     known = {
         key: entry for key, entry in seen.items() if (spec := find_key(kind, key)) and spec.known_in(version)
     }
-    return ConfView(kind, version, known), problems
+    return ConfView(kind, version, known, path_info=path_info), problems
 
 
 def _too_many(entry: Entry) -> ConfProblem:

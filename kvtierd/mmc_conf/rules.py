@@ -13,7 +13,7 @@ from kvtierd.mmc_conf.keys import TLS_PREFIXES
 from kvtierd.mmc_conf.keyspec import V1_1, FileKind, ValueType
 from kvtierd.mmc_conf.lookup import find_key, keys_of
 from kvtierd.mmc_conf.parse import Entry
-from kvtierd.mmc_conf.problems import ConfProblem, Severity
+from kvtierd.mmc_conf.problems import ConfProblem, PathLookup, Severity
 from kvtierd.mmc_conf.sizes import align_up, alignment_bytes, format_mmc_size, parse_mmc_size
 from kvtierd.mmc_conf.urls import MAX_PORT, MmcUrl, UrlError, parse_url
 from kvtierd.mmc_conf.values import parse_bool, read_url
@@ -48,6 +48,7 @@ class ConfView:
     version: MmcVersion
     entries: Mapping[str, Entry]
     defaults: Mapping[str, str] = field(default_factory=dict)
+    path_info: PathLookup | None = None
     problems: list[ConfProblem] = field(default_factory=list)
 
     def text(self, name: str) -> str | None:
@@ -218,7 +219,19 @@ def _check_exposure(view: ConfView, *, allow_exposed: bool) -> None:
             )
 
 
+_TLS_FILES = (
+    "ca.path",
+    "ca.crl.path",
+    "cert.path",
+    "key.path",
+    "key.pass.path",
+    "package.path",
+    "decrypter.path",
+)
+
+
 def _check_tls(view: ConfView) -> None:
+    """A block that is off is not looked at, by MemCache neither."""
     for prefix in TLS_PREFIXES:
         if not view.flag(f"{prefix}.enable"):
             continue
@@ -230,6 +243,29 @@ def _check_tls(view: ConfView) -> None:
                 f"TLS is on but {', '.join(missing)} of {prefix} is not set; MemCache refuses to start",
                 f"set {', '.join(f'{prefix}.{n}' for n in missing)}, or turn TLS off",
             )
+        for name in _TLS_FILES:
+            _check_tls_file(view, f"{prefix}.{name}")
+
+
+def _check_tls_file(view: ConfView, name: str) -> None:
+    path = view.text(name)
+    if view.path_info is None or not path or not path.startswith("/"):
+        return
+    info = view.path_info(path)
+    if info.symlink_target is not None:
+        view.report(
+            name,
+            "symlink",
+            f"{path!r} is a symbolic link to {info.symlink_target!r}; MemCache refuses it",
+            "write the path that the link leads to, or copy the file (certbot and Kubernetes use links)",
+        )
+    elif not info.exists:
+        view.report(
+            name,
+            "missing-file",
+            f"{path!r} does not exist; MemCache refuses to start",
+            "write the path of a file",
+        )
 
 
 def _check_meta_details(view: ConfView) -> None:

@@ -112,7 +112,7 @@ def _read(
         entry = Entry(spec.name, value, member.line, _shown(member), member.column)
         entries[spec.name] = entry
         problems += check_value(spec, entry, kind, version, path_info)
-    return ConfView(kind, version, entries, class_defaults(kind, version)), problems
+    return ConfView(kind, version, entries, class_defaults(kind, version), path_info), problems
 
 
 def _shown(member: Member) -> str:

@@ -294,8 +294,6 @@ class _ValueCheck:
             )
         elif self.spec.name == LOG_PATH:
             self._check_log_path()
-        else:
-            self._check_symlink(must_exist=True)
 
     def _check_log_path(self) -> None:
         path = self.value.rstrip("/")

@@ -115,7 +115,8 @@ class PoolSettings(Section):
         None, description="page size; default: the kernel's default", examples=["2MiB"]
     )
     numa: Literal["kernel", "spread"] = Field(
-        "kernel", description="kernel: the kernel spreads the hugepages; spread: evenly and verified by NUMA node"
+        "kernel",
+        description="kernel: the kernel spreads the hugepages; spread: evenly and verified by NUMA node",
     )
     headroom: Size = Field(4 * 1024**3, description="hugepage memory on top of the pool", examples=["4GiB"])
     host_reserve: Size | None = Field(

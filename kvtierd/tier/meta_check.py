@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Set as AbstractSet
 
 from kvtierd.errors import MemcacheError
 from kvtierd.memcache.listening import listening_addresses
-from kvtierd.plan.model import UnitSpec
-from kvtierd.units.backend import UnitProcess
 
 
-async def check_listening(spec: UnitSpec, process: UnitProcess) -> str | None:
-    """``None`` when all ports of the unit are bound by its process, else what is missing.
-
-    A readiness check of the MetaService's unit, beside its probes.
-    """
+async def check_listening(expected: AbstractSet[tuple[str, int]], pid: int) -> str | None:
+    """``None`` when the process listens on all expected (address, port) pairs, else what is missing."""
     try:
-        bound = {port for _, port in await asyncio.to_thread(listening_addresses, process.pid)}
+        bound = await asyncio.to_thread(listening_addresses, pid)
     except MemcacheError as error:
         return error.message
-    missing = sorted(set(spec.ports) - bound)
+    missing = sorted(f"{address}:{port}" for address, port in expected - bound)
     if not missing:
         return None
-    others = sorted(bound - set(spec.ports))
-    text = f"it does not listen on {', '.join(map(str, missing))}"
-    return text + (f" but on {', '.join(map(str, others))}" if others else "")
+    others = sorted(f"{address}:{port}" for address, port in bound - expected)
+    text = f"it does not listen on {', '.join(missing)}"
+    return text + (f" but on {', '.join(others)}" if others else "")

@@ -1,0 +1,132 @@
+"""From a settings file to a plan on this host: the steps that daemon and kvtierctl share."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Set as AbstractSet
+from importlib import resources
+from pathlib import Path
+
+import platformdirs
+
+from kvtierd.emulator.build import driver_directory_name, ensure_driver
+from kvtierd.errors import KvtierError
+from kvtierd.plan.inventory import Inventory
+from kvtierd.plan.model import NodePlan
+from kvtierd.plan.planner import make_plan
+from kvtierd.plan.toolchain import Emulation, Toolchain
+from kvtierd.plugins import PluginSet
+from kvtierd.settings import Settings
+
+DEFAULT_SETTINGS = Path("/etc/kvtierd/kvtierd.toml")
+DEFAULT_RUNTIME = Path("/run/kvtierd")
+SOCKET_NAME = "kvtierd.sock"
+MAX_INVENTORY_BYTES = 4 * 1024 * 1024
+
+
+def cache_directory() -> Path:
+    """Where the emulated driver is kept between runs."""
+    return Path(platformdirs.user_cache_dir("kvtierd")) / "emulator"
+
+
+def emulation_root(settings: Settings) -> Path:
+    """The directory whose units share one emulated host."""
+    return Path(settings.paths.runtime) / "emulation"
+
+
+def make_toolchain(settings: Settings) -> Toolchain:
+    """Paths of our own programs. Nothing is built here: the driver's directory is known by its name."""
+    scripts = resources.files("kvtierd.memcache")
+    emulation = None
+    if settings.node.series == "emulated":
+        source = resources.files("kvtierd.emulator").joinpath("ascend_driver.c").read_bytes()
+        home = cache_directory().absolute() / driver_directory_name(source)
+        root = emulation_root(settings)
+        emulation = Emulation(
+            root=str(root),
+            prefix=(sys.executable, "-m", "kvtierd.emulator.launch", "--root", str(root), "--"),
+            env={"ASCEND_HOME_PATH": str(home), "LD_LIBRARY_PATH": str(home / "lib64")},
+        )
+    return Toolchain(
+        python=sys.executable,
+        run_meta_script=str(scripts.joinpath("run_meta.py")),
+        run_pool_script=str(scripts.joinpath("run_pool.py")),
+        emulation=emulation,
+    )
+
+
+def purge_script() -> str:
+    """Path of the stand-alone purge program."""
+    return str(resources.files("kvtierd.memcache").joinpath("run_purge.py"))
+
+
+def prepare_emulation(settings: Settings) -> None:
+    """Builds the emulated driver if this machine does not have it yet.
+
+    Raises:
+        EmulatorError: no compiler, or it failed.
+    """
+    ensure_driver(cache_directory())
+    emulation_root(settings).mkdir(parents=True, exist_ok=True)
+
+
+async def inventory_of_this_host(settings: Settings) -> Inventory:
+    """Looks at this host, and at the interpreters the settings name."""
+    # Here, since a plan for a recorded host needs none of it and should be quick.
+    from kvtierd.host.inventory import take_inventory
+    from kvtierd.host.view import HostView
+
+    named = [settings.meta.python, *(e.python for e in settings.engine)]
+    pythons = (
+        list(dict.fromkeys(p for p in named if p))
+        if settings.meta.python
+        else [sys.executable, *filter(None, named)]
+    )
+    homes = (settings.meta.home,) if settings.meta.runtime == "binary" else ()
+    return await take_inventory(HostView(), python=pythons, binary_homes=homes)
+
+
+def read_inventory(path: Path) -> Inventory:
+    """A recorded inventory.
+
+    Raises:
+        KvtierError: it cannot be read or is no inventory.
+    """
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(MAX_INVENTORY_BYTES + 1)
+        if len(data) > MAX_INVENTORY_BYTES:
+            raise ValueError("it is too large for an inventory")
+        return Inventory.model_validate_json(data)
+    except OSError as error:
+        raise KvtierError(f"{path} cannot be read: {error.strerror}", code="inventory.unreadable") from None
+    except ValueError as error:
+        raise KvtierError(
+            f"{path} is not an inventory",
+            why=str(error).splitlines()[0]
+            if len(str(error).splitlines()) == 1
+            else "; ".join(str(error).splitlines()[1:3]),
+            hint="record one with: kvtierctl inventory --json > FILE",
+            code="inventory.invalid",
+        ) from None
+
+
+def plan_for(
+    settings: Settings,
+    inventory: Inventory,
+    plugins: PluginSet,
+    *,
+    node: str | None = None,
+    owned_pids: AbstractSet[int] = frozenset(),
+    owned_pages: int = 0,
+) -> NodePlan:
+    """The plan of one node with this installation's programs and plugins."""
+    return make_plan(
+        settings,
+        inventory,
+        plugins.drivers,
+        make_toolchain(settings),
+        node=node,
+        owned_pids=owned_pids,
+        owned_pages=owned_pages,
+    )

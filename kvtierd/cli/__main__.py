@@ -1,0 +1,5 @@
+"""``python -m kvtierd.cli`` is kvtierctl."""
+
+from kvtierd.cli import main
+
+main()

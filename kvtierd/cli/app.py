@@ -1,0 +1,54 @@
+"""The command line: which verbs there are, in the order an operator meets them."""
+
+from __future__ import annotations
+
+import typer
+
+from kvtierd.cli import common
+from kvtierd.cli.apply import apply, reload
+from kvtierd.cli.conf import conf_app
+from kvtierd.cli.demo import demo
+from kvtierd.cli.events import events
+from kvtierd.cli.inventory import inventory
+from kvtierd.cli.logs import logs
+from kvtierd.cli.plan import plan
+from kvtierd.cli.plugins import plugins
+from kvtierd.cli.purge import purge
+from kvtierd.cli.status import status
+from kvtierd.cli.units import restart, start, stop
+from kvtierd.cli.version import version
+
+app = typer.Typer(
+    name="kvtierctl",
+    help="Looks after the tiered KV cache of this host. Exit 0: ok; 1: the thing asked about is bad; 2: usage;"
+    " 3: the daemon cannot be reached.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _global(settings: common.SettingsOption = None, socket: common.SocketOption = None) -> None:
+    common.chosen["settings"] = settings
+    common.chosen["socket"] = socket
+
+
+for verb in (
+    status,
+    plan,
+    apply,
+    reload,
+    events,
+    logs,
+    start,
+    stop,
+    restart,
+    inventory,
+    purge,
+    plugins,
+    demo,
+    version,
+):
+    app.command()(verb)
+app.add_typer(conf_app, name="conf")

@@ -1,0 +1,32 @@
+"""kvtierctl events."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Annotated
+
+import typer
+
+from kvtierd.cli.common import JsonOption, SettingsOption, SocketOption, connect, message_dict
+
+
+def events(
+    settings: SettingsOption = None,
+    socket: SocketOption = None,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with new ones.")] = False,
+    last: Annotated[int, typer.Option("--last", "-n", min=0, help="How many old ones; 0: all kept.")] = 50,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what happened on this node: starts, ends, decisions, problems.
+
+    JSON, one object a line: id, at (unix seconds), severity (info, warning, error), kind, unit, message.
+    """
+    with connect(settings, socket) as client:
+        for event in client.events(last=last, follow=follow):
+            if as_json:
+                print(json.dumps(message_dict(event)), flush=True)
+                continue
+            stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+            unit = f" {event.unit}:" if event.unit else ""
+            print(f"{stamp} {event.severity:<7}{unit} {event.message}", flush=True)

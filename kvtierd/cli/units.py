@@ -1,0 +1,106 @@
+"""kvtierctl start, stop and restart."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from kvtierd.cli.common import (
+    JsonOption,
+    SettingsOption,
+    SocketOption,
+    UnitArgument,
+    connect,
+    message_dict,
+    print_json,
+)
+from kvtierd.errors import UsageError
+
+WaitOption = Annotated[
+    float,
+    typer.Option(
+        "--wait", metavar="SECONDS", min=0, max=600, help="Wait until it has settled; 0: do not wait."
+    ),
+]
+OptionalUnit = Annotated[
+    str, typer.Argument(help="Unit: an engine's name, meta, endpoint, pool-0, or a full id.")
+]
+
+
+def start(
+    unit: UnitArgument,
+    settings: SettingsOption = None,
+    socket: SocketOption = None,
+    wait: WaitOption = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Start a unit that was stopped or has failed.
+
+    JSON: id, kind, name, state, reason, pid, since, restarts, next_try_in_seconds, last_lines, stale, last_exit.
+    """
+    _control("start", unit, settings, socket, wait, as_json)
+
+
+def restart(
+    unit: UnitArgument,
+    settings: SettingsOption = None,
+    socket: SocketOption = None,
+    wait: WaitOption = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Stop a unit and start it again.
+
+    JSON: as start.
+    """
+    _control("restart", unit, settings, socket, wait, as_json)
+
+
+def stop(
+    unit: OptionalUnit = "",
+    settings: SettingsOption = None,
+    socket: SocketOption = None,
+    all_units: Annotated[
+        bool, typer.Option("--all", help="Stop every unit of this node, engines first.")
+    ] = False,
+    wait: WaitOption = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Stop a unit, or all of them. It stays stopped until it is started again.
+
+    JSON: as start; with --all a list of them.
+    """
+    if all_units == bool(unit):
+        raise UsageError("name one unit, or write --all")
+    if not all_units:
+        _control("stop", unit, settings, socket, wait, as_json)
+        return
+    with connect(settings, socket) as client:
+        units = client.stop_all(wait)
+    if as_json:
+        print_json([message_dict(u) for u in units])
+    else:
+        for each in units:
+            _print(each)
+    if any(u.state not in {"stopped", "failed"} for u in units):
+        raise typer.Exit(1)
+
+
+def _control(action: str, unit: str, settings: Any, socket: Any, wait: float, as_json: bool) -> None:
+    with connect(settings, socket) as client:
+        answer = client.control_unit(unit, action, wait)
+    if as_json:
+        print_json(message_dict(answer))
+    else:
+        _print(answer)
+    wanted = {"stopped"} if action == "stop" else {"ready"}
+    if wait > 0 and answer.state not in wanted:
+        raise typer.Exit(1)
+
+
+def _print(unit: Any) -> None:
+    reason = f": {unit.reason}" if unit.reason else ""
+    print(f"{unit.id} is {unit.state}{reason}")
+    if unit.state == "failed":
+        for line in unit.last_lines[-5:]:
+            print(f"  | {line}")

@@ -1,0 +1,1 @@
+"""Sending real requests to engines and measuring what comes back."""

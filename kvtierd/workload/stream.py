@@ -1,0 +1,93 @@
+"""One streamed completion against an OpenAI-compatible server, timed.
+
+TTFT is the time to the first chunk that carries text; chunks with only a role or only usage do not count.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from kvtierd.errors import KvtierError
+
+MAX_LINE_BYTES = 1024 * 1024
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Completion:
+    """What one request gave. ``usage`` is the server's own account, engine-specific fields included."""
+
+    text: str
+    ttft_seconds: float
+    total_seconds: float
+    usage: dict[str, Any]
+
+
+def complete(
+    host: str, port: int, *, model: str, prompt: str, max_tokens: int, timeout_seconds: float = 60.0
+) -> Completion:
+    """Streams one completion at temperature 0.
+
+    Raises:
+        KvtierError: the server cannot be reached, answers with an error, or ends the stream in the middle.
+    """
+    body = json.dumps(
+        {
+            "model": model,
+            "prompt": prompt,
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    )
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_seconds)
+    started = time.perf_counter()
+    try:
+        connection.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            text = response.read(2000).decode(errors="replace")
+            raise KvtierError(f"the engine answered {response.status}: {text}", code="workload.http")
+        return _read(response, started)
+    except (OSError, http.client.HTTPException) as error:
+        raise KvtierError(
+            f"the request to {host}:{port} failed: {type(error).__name__}: {error}",
+            code="workload.connection",
+        ) from error
+    finally:
+        connection.close()
+
+
+def _read(response: http.client.HTTPResponse, started: float) -> Completion:
+    parts: list[str] = []
+    first: float | None = None
+    usage: dict[str, Any] = {}
+    done = False
+    for data in _events(response):
+        if data == "[DONE]":
+            done = True
+            break
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise KvtierError(f"the engine reported an error: {chunk['error']}", code="workload.engine")
+        usage = chunk.get("usage") or usage
+        for choice in chunk.get("choices", ()):
+            text = choice.get("text") or ""
+            if text and first is None:
+                first = time.perf_counter() - started
+            parts.append(text)
+    if not done or first is None:
+        raise KvtierError("the stream ended in the middle", code="workload.truncated")
+    return Completion("".join(parts), first, time.perf_counter() - started, usage)
+
+
+def _events(response: http.client.HTTPResponse) -> Iterator[str]:
+    """The data of server-sent events; comments and blank lines are passed over."""
+    while line := response.readline(MAX_LINE_BYTES):
+        if line.startswith(b"data:"):
+            yield line[5:].strip().decode()
