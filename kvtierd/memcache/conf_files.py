@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 from kvtierd.errors import ConfError
 from kvtierd.mmc_conf.check import check_local, check_meta
 from kvtierd.mmc_conf.problems import ConfProblem, PathInfo
-
+from kvtierd.mmc_conf.sglang_check import check_sglang_meta
 
 MAX_FILE_BYTES = 1024 * 1024
 
 _CHECKS: dict[str, Callable[[bytes, str], tuple[ConfProblem, ...]]] = {
     "meta": lambda data, version: check_meta(data, version, path_info=path_info),
     "local": lambda data, version: check_local(data, version, path_info=path_info),
-    "sglang-meta": lambda data, version: check_sglang_meta(data, version),
+    "sglang-meta": lambda data, version: check_sglang_meta(data, version, path_info=path_info),
 }
 
 
