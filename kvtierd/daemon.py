@@ -35,8 +35,8 @@ from kvtierd.endpoint.control import EndpointControl
 from kvtierd.errors import KvtierError, PlanError, UnitError
 from kvtierd.events import Event, EventLog
 from kvtierd.files import DirectoryLock
+from kvtierd.http_get import fetch_text
 from kvtierd.memcache.health import ExpectedPool
-from kvtierd.memcache.http_get import fetch_text
 from kvtierd.node import (
     last_plan,
     make_directories,
@@ -55,7 +55,7 @@ from kvtierd.service import ServiceManager, configure_logging
 from kvtierd.settings import Settings, load_settings
 from kvtierd.tier.keeper import TierKeeper
 from kvtierd.tier.machine import TierInputs, TierMachine, TierView
-from kvtierd.tier.meta_check import check_listening
+from kvtierd.tier.meta_check import check_meta
 from kvtierd.units.backend import UnitProcess
 from kvtierd.units.owned import owned_pids
 from kvtierd.units.shim_backend import ShimBackend
@@ -114,6 +114,7 @@ class Daemon:
             gate=self._gate,
             extra_checks={"meta": self._check_meta},
             on_event=self._unit_event,
+            state_dir=self._runtime,
         )
         server = ControlServer(self, self._runtime / SOCKET_NAME)
         try:
@@ -242,9 +243,12 @@ class Daemon:
         self._observing = asyncio.create_task(self._observer.look(targets))
 
     async def _check_meta(self, spec: UnitSpec, process: UnitProcess) -> str | None:
-        """A readiness check of the MetaService beside its probes."""
-        ports = self._plan.ports if self._plan else ()
-        return await check_listening({(p.address, p.port) for p in ports if p.unit == spec.id}, process.pid)
+        """The MetaService's readiness: what it says, and where it listens."""
+        plan = self._plan
+        if plan is None or plan.meta is None:
+            return None
+        expected = {(p.address, p.port) for p in plan.ports if p.unit == spec.id}
+        return await check_meta(plan.meta.metrics_url, expected, process.pid)
 
     def _gate(self, spec: UnitSpec, views: Mapping[str, UnitView]) -> str | None:
         """Why a unit may not start yet. Only starts are gated: what runs is never stopped by this."""
@@ -308,17 +312,17 @@ class Daemon:
         async with self._reload_lock:
             try:
                 settings, plan = await self._new_plan()
+                if plan.refusals:
+                    raise PlanError(
+                        "the plan is refused: " + "; ".join(r.message for r in plan.refusals),
+                        hint="; ".join(dict.fromkeys(r.hint for r in plan.refusals if r.hint)),
+                        code="plan.refused",
+                    )
+                return await self._take_over(settings, plan, restart_changed=restart_changed)
             except KvtierError as error:
+                # What runs goes on under the plan in force; status says what is wrong until a reload succeeds.
                 self._problems = [error.message]
                 raise
-            if plan.refusals:
-                self._problems = [f"the plan is refused: {r.message}" for r in plan.refusals]
-                raise PlanError(
-                    "the plan is refused:\n" + "\n".join(f"- {r.message} ({r.hint})" for r in plan.refusals),
-                    hint="kvtierctl plan shows it; what runs goes on as before",
-                    code="plan.refused",
-                )
-            return await self._take_over(settings, plan, restart_changed=restart_changed)
 
     async def _new_plan(self) -> tuple[Settings, NodePlan]:
         settings = await asyncio.to_thread(load_settings, self._settings_file)
@@ -353,7 +357,10 @@ class Daemon:
         await self._connect_tier(settings, plan)
         running = {v.id: v for v in self._supervisor.views() if v.pid}
         stale = [
-            u.id for u in plan.units if u.id in before and u.digest != before[u.id].digest and u.id in running
+            u.id
+            for u in plan.units
+            if u.id in running
+            and (running[u.id].stale or (u.id in before and u.digest != before[u.id].digest))
         ]
         reply = pb.ReloadReply(
             changed_files=written,

@@ -24,8 +24,7 @@ def plugins(as_json: JsonOption = False) -> None:
     else:
         for plugin in found:
             state = plugin.problem or "ok"
-            print(
-                f"{plugin.name:<16} {plugin.distribution} {plugin.version:<10} drivers: {', '.join(plugin.drivers) or '-'}  {state}"
-            )
+            drivers = ", ".join(plugin.drivers) or "-"
+            print(f"{plugin.name:<16} {plugin.distribution} {plugin.version:<10} drivers: {drivers}  {state}")
     if any(p.problem for p in found):
         raise typer.Exit(1)

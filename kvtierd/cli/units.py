@@ -29,17 +29,29 @@ OptionalUnit = Annotated[
 
 
 def start(
-    unit: UnitArgument,
+    unit: OptionalUnit = "",
     settings: SettingsOption = None,
     socket: SocketOption = None,
+    all_units: Annotated[bool, typer.Option("--all", help="Start every unit of this node.")] = False,
     wait: WaitOption = 60.0,
     as_json: JsonOption = False,
 ) -> None:
-    """Start a unit that was stopped or has failed.
+    """Start a unit that was stopped or has failed, or all of them.
 
-    JSON: id, kind, name, state, reason, pid, since, restarts, next_try_in_seconds, last_lines, stale, last_exit.
+    JSON: id, kind, name, state, reason, pid, since, restarts, next_try_in_seconds, last_lines, stale, last_exit;
+    with --all a list of them.
     """
-    _control("start", unit, settings, socket, wait, as_json)
+    if all_units == bool(unit):
+        raise UsageError("name one unit, or write --all")
+    if not all_units:
+        _control("start", unit, settings, socket, wait, as_json)
+        return
+    with connect(settings, socket) as client:
+        ids = [u.id for u in client.status().units]
+        for unit_id in ids:  # at once, since they wait for one another
+            client.control_unit(unit_id, "start", 0.0)
+        units = [client.control_unit(unit_id, "start", wait) for unit_id in ids]
+    _show_all(units, as_json, wanted={"ready"} if wait > 0 else set())
 
 
 def restart(
@@ -77,12 +89,16 @@ def stop(
         return
     with connect(settings, socket) as client:
         units = client.stop_all(wait)
+    _show_all(units, as_json, wanted={"stopped", "failed"})
+
+
+def _show_all(units: list[Any], as_json: bool, *, wanted: set[str]) -> None:
     if as_json:
         print_json([message_dict(u) for u in units])
     else:
         for each in units:
             _print(each)
-    if any(u.state not in {"stopped", "failed"} for u in units):
+    if wanted and any(u.state not in wanted for u in units):
         raise typer.Exit(1)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvtierd.errors import ConfError
 from kvtierd.mmc_conf.check import check_local, check_meta
-from kvtierd.mmc_conf.problems import ConfProblem, PathInfo
+from kvtierd.mmc_conf.problems import ConfProblem, PathInfo, check_conf_path
 from kvtierd.mmc_conf.sglang_check import check_sglang_meta
 
 MAX_FILE_BYTES = 1024 * 1024
@@ -20,14 +20,12 @@ _CHECKS: dict[str, Callable[[bytes, str], tuple[ConfProblem, ...]]] = {
 
 
 def path_info(path: str) -> PathInfo:
-    """What is at a path on this host; the first symbolic link on the way to it counts, MemCache refuses any."""
+    """What is at a path on this host, the path itself not followed: MemCache refuses symbolic links."""
     try:
         looked_at = Path(path)
-        for part in (looked_at, *looked_at.parents):
-            if part.is_symlink():
-                return PathInfo(exists=looked_at.exists(), symlink_target=str(looked_at.resolve()))
-        return PathInfo(exists=looked_at.exists())
-    except OSError:
+        target = str(looked_at.resolve()) if looked_at.is_symlink() else None
+        return PathInfo(exists=looked_at.exists(), symlink_target=target)
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: a loop of links
         return PathInfo(exists=False)
 
 
@@ -51,15 +49,4 @@ def check_conf_file(file: Path, kind: str, version: str) -> tuple[ConfProblem, .
         raise ConfError(
             f"{file} is larger than {MAX_FILE_BYTES} bytes: not a MemCache file", code="conf.too-large"
         )
-    problems = _CHECKS[kind](data, version)
-    if not file.is_symlink():
-        return problems
-    link = ConfProblem(
-        line=None,
-        key=None,
-        code="symlink",
-        message=f"{file} is a symbolic link to {file.resolve()}; MemCache refuses to read it",
-        hint=f"name the real file: {file.resolve()}",
-        severity="error",
-    )
-    return (link, *problems)
+    return (*check_conf_path(str(file), path_info), *_CHECKS[kind](data, version))

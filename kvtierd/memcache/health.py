@@ -1,9 +1,9 @@
-"""PURE: is the MetaService up, is the pool ready, may a new client join. No I/O; time comes in as a value.
+"""PURE: is the MetaService up, is the pool ready, may a new client join. No I/O, no clock.
 
 Three different things, and the difference matters:
 
-- META_UP: the process lives, calls itself ready, listens where it was told to, and has done so for a while. A
-  MetaService whose metrics port is busy opens its other ports and gives up 0.5 to 3 s later.
+- META_UP: the process lives, calls itself ready, listens where it was told to, and has done so for a while (the
+  hold-off of its unit). A MetaService whose metrics port is busy opens its other ports and gives up 0.5 to 3 s later.
 - POOL_READY: the memory that the plan promises is there. A healthy MetaService without it stores nothing.
 - JOINABLE: every rank that was there before is back in its role. A client that joins earlier is given a
   survivor's rank, and takes the whole pool with it when it leaves.
@@ -26,9 +26,6 @@ from kvtierd.memcache.answers import (
 )
 from kvtierd.quantities import format_size
 
-HOLDOFF_SECONDS = 3.0
-"""How long the conditions of META_UP must hold: the longest life seen of a MetaService that could not start."""
-
 Address = tuple[str, int]
 
 
@@ -44,13 +41,11 @@ class MetaObservation:
     """One look at a MetaService.
 
     Attributes:
-        at_seconds: When, on a monotonic clock.
         instance: Identifies the run of the process, ``None`` when it is not alive.
         health: Its answer to /health, ``None`` when there was none.
         listening: The TCP addresses it listens on.
     """
 
-    at_seconds: float
     instance: str | None
     health: MetaHealth | None
     listening: Collection[Address] = ()
@@ -72,30 +67,6 @@ class ExpectedPool:
     capacity_bytes: int
     providers: int
     alignment_bytes: int
-
-
-class MetaUpGate:
-    """Decides META_UP over time: the conditions must hold without a gap, in one run, for the hold-off."""
-
-    def __init__(self, expected: Collection[Address], *, holdoff_seconds: float = HOLDOFF_SECONDS) -> None:
-        self._expected = tuple(expected)
-        self._holdoff_seconds = holdoff_seconds
-        self._instance: str | None = None
-        self._good_since_seconds: float | None = None
-
-    def observe(self, observation: MetaObservation) -> Verdict:
-        """Takes one look into account and decides."""
-        conditions = meta_conditions(observation, self._expected)
-        if not conditions.ok:
-            self._good_since_seconds = None
-            return conditions
-        if self._good_since_seconds is None or observation.instance != self._instance:
-            self._good_since_seconds = observation.at_seconds
-            self._instance = observation.instance
-        left = self._good_since_seconds + self._holdoff_seconds - observation.at_seconds
-        if left > 0:
-            return Verdict(False, (f"it looks well but must stay so for another {left:.1f} s",))
-        return Verdict(True, ())
 
 
 def meta_conditions(observation: MetaObservation, expected: Collection[Address]) -> Verdict:

@@ -7,6 +7,7 @@ authentication, so that the service must listen on loopback only. See ``http_get
 from __future__ import annotations
 
 from kvtierd.errors import MemcacheError
+from kvtierd.http_get import HttpError, fetch_text, http_get
 from kvtierd.memcache.answers import (
     Capacity,
     ClusterStatus,
@@ -19,7 +20,6 @@ from kvtierd.memcache.answers import (
     parse_segments,
 )
 from kvtierd.memcache.health import PoolState
-from kvtierd.memcache.http_get import HttpError, fetch_text, http_get
 
 __all__ = ["MetaClient", "fetch_text"]
 

@@ -59,7 +59,8 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 def _plain(name: str) -> str:
     """What remains of a key when everything that people get wrong is taken away."""
-    text = unicodedata.normalize("NFKC", name[:_LONGEST_COMPARED_CHARS]).lower().translate(_LOOKALIKES)
+    words = unicodedata.normalize("NFKC", name[:_LONGEST_COMPARED_CHARS]).split()
+    text = words[-1].lower().translate(_LOOKALIKES) if words else ""  # the last word: "export KEY"
     text = "".join(c for c in text.replace("-", "_") if c.isalnum() or c in "._")
     for prefix in (PREFIX, "ock.", "mmc."):
         text = text.removeprefix(prefix)

@@ -235,13 +235,17 @@ def _check_tls(view: ConfView) -> None:
     for prefix in TLS_PREFIXES:
         if not view.flag(f"{prefix}.enable"):
             continue
-        missing = [n for n in ("ca.path", "cert.path", "key.path") if not view.text(f"{prefix}.{n}")]
+        missing = [
+            n
+            for n in (f"{prefix}.{part}" for part in ("ca.path", "cert.path", "key.path"))
+            if not view.text(n)
+        ]
         if missing:
             view.report(
                 f"{prefix}.enable",
                 "tls-incomplete",
-                f"TLS is on but {', '.join(missing)} of {prefix} is not set; MemCache refuses to start",
-                f"set {', '.join(f'{prefix}.{n}' for n in missing)}, or turn TLS off",
+                f"TLS is on but {', '.join(missing)} is not set; MemCache refuses to start",
+                f"set {', '.join(missing)}, or turn TLS off",
             )
         for name in _TLS_FILES:
             _check_tls_file(view, f"{prefix}.{name}")

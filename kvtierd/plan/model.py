@@ -82,7 +82,8 @@ class RestartPolicy(Record):
 
     The n-th delay is ``min(first * factor**n, longest)``, spread by +- ``jitter`` (a fraction). After
     ``reset_after_seconds`` in ready the count starts anew. More than ``limit`` tries in a row: failed.
-    ``fatal_patterns`` are texts in the last output lines that retrying cannot mend: failed at once.
+    ``fatal_patterns`` are texts in the last output lines, ``fatal_exit_codes`` statuses, that retrying cannot mend:
+    failed at once.
     """
 
     first_seconds: float = 0.5
@@ -92,6 +93,7 @@ class RestartPolicy(Record):
     limit: int = 10
     reset_after_seconds: float = 120.0
     fatal_patterns: tuple[str, ...] = ()
+    fatal_exit_codes: tuple[int, ...] = ()
 
 
 class StopPolicy(Record):

@@ -282,6 +282,7 @@ class _Planner:
             )
         if not self.version:
             return files
+        a3 = self.series == "A3"
         try:
             if self.is_master:
                 conf = MetaConf(
@@ -299,10 +300,12 @@ class _Planner:
             provider = self._local_conf(address, pool, dram_bytes=pool.dram_bytes_per_provider)
             client = self._local_conf(address, pool, dram_bytes=0)
             if pool.placement == "standalone":
-                files.append(self._rendered("mmc-local-pool.conf", render_local(provider, self.version)))
-                files.append(self._rendered("mmc-local.conf", render_local(client, self.version)))
+                files.append(
+                    self._rendered("mmc-local-pool.conf", render_local(provider, self.version, a3=a3))
+                )
+                files.append(self._rendered("mmc-local.conf", render_local(client, self.version, a3=a3)))
             else:
-                files.append(self._rendered("mmc-local.conf", render_local(provider, self.version)))
+                files.append(self._rendered("mmc-local.conf", render_local(provider, self.version, a3=a3)))
             if self.is_master:
                 # kvtierd's own client (purge) goes past the endpoint, which withholds everything meanwhile.
                 own = client.model_copy(
@@ -311,7 +314,7 @@ class _Planner:
                         "config_store_url": address.server_config_store_url,
                     }
                 )
-                files.append(self._rendered("mmc-local-admin.conf", render_local(own, self.version)))
+                files.append(self._rendered("mmc-local-admin.conf", render_local(own, self.version, a3=a3)))
         except ConfError as error:
             self.remarks.refuse(error.stable_code, error.message, error.hint)
         return files

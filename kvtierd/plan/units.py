@@ -34,9 +34,9 @@ META_FATAL = (
     "was empty or in wrong type",
     "exists more than once",
     "is a symlink",
-    "No module named 'memcache_hybrid'",
-    "cannot be imported",
 )
+# Of our own start scripts (78: no usable MemCache or configuration) and the emulation's launcher (77: not allowed).
+FATAL_EXITS = (77, 78)
 
 
 def pool_id(index: int) -> str:
@@ -105,14 +105,21 @@ def meta_unit(
         ),
         namespace=toolchain.emulation.root if toolchain.emulation else None,
         readiness=Readiness(
-            probes=(HttpProbe(url=f"{address.metrics_url}/health", body_contains='"service_ready":true'),),
+            # What the answer says, and whose it is, the daemon checks beside this.
+            probes=(HttpProbe(url=f"{address.metrics_url}/health"),),
             deadline_seconds=30,
             holdoff_seconds=3,
             interval_seconds=0.1,
             timeout_seconds=2,
             liveness_seconds=10,
         ),
-        restart=RestartPolicy(first_seconds=0.1, longest_seconds=30, limit=20, fatal_patterns=META_FATAL),
+        restart=RestartPolicy(
+            first_seconds=0.1,
+            longest_seconds=30,
+            limit=20,
+            fatal_patterns=META_FATAL,
+            fatal_exit_codes=FATAL_EXITS,
+        ),
         stop=StopPolicy(timeout_seconds=15),
     )
 
@@ -150,7 +157,7 @@ def pool_unit(
             first_seconds=0.5,
             longest_seconds=60,
             limit=20,
-            fatal_patterns=("No module named 'memcache_hybrid'",),
+            fatal_exit_codes=FATAL_EXITS,
         ),
         stop=StopPolicy(timeout_seconds=15),
     )

@@ -1,23 +1,36 @@
-"""Does the MetaService listen where its configuration says? MemCache ignores misspelt keys and binds defaults."""
+"""Is the MetaService up? It must say so itself, and listen where its configuration says.
+
+MemCache ignores misspelt keys and binds defaults, and an answer on the metrics port may come from somebody else.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Set as AbstractSet
+from collections.abc import Collection
 
 from kvtierd.errors import MemcacheError
+from kvtierd.memcache.health import Address, MetaObservation, meta_conditions
 from kvtierd.memcache.listening import listening_addresses
+from kvtierd.memcache.rest import MetaClient
+
+HEALTH_SECONDS = 2.0
 
 
-async def check_listening(expected: AbstractSet[tuple[str, int]], pid: int) -> str | None:
-    """``None`` when the process listens on all expected (address, port) pairs, else what is missing."""
+async def check_meta(metrics_url: str, expected: Collection[Address], pid: int) -> str | None:
+    """``None`` when the process is a MetaService that is up, else what stands against it.
+
+    Args:
+        metrics_url: Where its HTTP service should be.
+        expected: Every address that it must listen on.
+        pid: Its process.
+    """
     try:
-        bound = await asyncio.to_thread(listening_addresses, pid)
+        listening = await asyncio.to_thread(listening_addresses, pid)
     except MemcacheError as error:
         return error.message
-    missing = sorted(f"{address}:{port}" for address, port in expected - bound)
-    if not missing:
-        return None
-    others = sorted(f"{address}:{port}" for address, port in bound - expected)
-    text = f"it does not listen on {', '.join(missing)}"
-    return text + (f" but on {', '.join(others)}" if others else "")
+    try:
+        health = await MetaClient(metrics_url, timeout_seconds=HEALTH_SECONDS).health()
+    except MemcacheError:
+        health = None
+    verdict = meta_conditions(MetaObservation(str(pid), health, listening), expected)
+    return None if verdict.ok else "; ".join(verdict.reasons)

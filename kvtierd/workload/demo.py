@@ -194,10 +194,10 @@ async def _kill_leftovers(directory: Path) -> None:
     """Units that the daemon could not stop, because it was killed or never came so far."""
     backend = ShimBackend(directory / "run", directory / "logs" / "units")
     try:
-        for process in await backend.list():
-            if process.running:
-                with contextlib.suppress(KvtierError):
-                    await backend.kill(process.unit_id)
+        running = [p.unit_id for p in await backend.list() if p.running]
+        await asyncio.gather(
+            *(backend.stop(u, signal="SIGKILL", timeout_seconds=5) for u in running), return_exceptions=True
+        )
     finally:
         await backend.close()
 

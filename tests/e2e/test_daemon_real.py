@@ -31,7 +31,7 @@ def quiet(_text: str) -> None:
 
 @pytest.fixture
 def node():
-    with DemoNode(quiet, pool="64MiB") as running:
+    with DemoNode(quiet, pool="64MiB", orderly=False) as running:
         yield running
 
 
@@ -201,9 +201,9 @@ def test_apply_twice_changes_nothing_and_a_changed_setting_restarts_what_it_touc
     assert "nothing changed" in kvtierctl(node, "apply")
     pids = {n: u.pid for n, u in units(node).items()}
     text = node.settings.read_text()
-    node.settings.write_text(text + "args = { max-running = 3 }\n")
+    node.settings.write_text(text + "args = { max-queue = 3 }\n")
     assert "restart needed   kvtier-engine-ref" in kvtierctl(node, "reload")
-    assert units(node)["engine-ref"].stale
+    wait_until(lambda: units(node)["engine-ref"].stale)
     assert units(node)["engine-ref"].pid == pids["engine-ref"]
     kvtierctl(node, "apply")
     wait_until(lambda: (u := units(node)["engine-ref"]).state == "ready" and u.pid != pids["engine-ref"])
@@ -277,6 +277,9 @@ def test_verbs_and_their_json(node):
     assert json.loads(kvtierctl(node, "version", "--json"))["daemon"]
     kvtierctl(node, "stop", "--all")
     assert all(u.state == "stopped" for u in node.status().units)
+    kvtierctl(node, "start", "--all")
+    assert all(u.state == "ready" for u in node.status().units)
+    ask(node)
 
 
 def test_a_taken_port_is_named_with_its_owner():
@@ -285,7 +288,7 @@ def test_a_taken_port_is_named_with_its_owner():
     taken.listen()
     port = taken.getsockname()[1]
     with taken:
-        node = DemoNode(quiet, pool="64MiB", wait=False)
+        node = DemoNode(quiet, pool="64MiB", wait=False, orderly=False)
         text = node.settings.read_text()
         node.settings.write_text(
             text.replace(f"metrics_port = {node.metrics_port}", f"metrics_port = {port}")
@@ -299,7 +302,7 @@ def test_a_taken_port_is_named_with_its_owner():
 def test_a_missing_wheel_is_said_and_nothing_hangs(tmp_path):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "bare")], check=True)
     python = tmp_path / "bare" / "bin" / "python"
-    node = DemoNode(quiet, pool="64MiB", wait=False)
+    node = DemoNode(quiet, pool="64MiB", wait=False, orderly=False)
     node.settings.write_text(node.settings.read_text().replace("[meta]\n", f'[meta]\npython = "{python}"\n'))
     with node:
         problems = wait_until(lambda: node.status().problems)
@@ -334,15 +337,17 @@ def test_a_full_disk_in_the_state_directory(tmp_path):
     state.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(state)], check=True)
     try:
-        node = DemoNode(quiet, pool="64MiB", wait=False)
+        node = DemoNode(quiet, pool="64MiB", wait=False, orderly=False)
         text = node.settings.read_text()
         node.settings.write_text(text.replace(f'state = "{node.directory}/state"', f'state = "{state}"'))
         with node:
             wait_until(lambda: node.status().units or node.status().problems)
-            with (state / "filler").open("wb") as filler, pytest.raises(OSError, match="No space"):
+            with (
+                (state / "filler").open("wb", buffering=0) as filler,
+                pytest.raises(OSError, match="No space"),
+            ):
                 while True:
-                    filler.write(b"x" * 4096)
-                    filler.flush()
+                    filler.write(b"x" * 512)
             with pytest.raises(KvtierError, match="no space") as raised:
                 node.settings.write_text(node.settings.read_text().replace("64MiB", "96MiB"))
                 node.client.reload(restart_changed=False)

@@ -11,7 +11,7 @@ import pytest
 from lab import RealTier, Unit, wait_until
 
 from kvtierd.errors import MemcacheError
-from kvtierd.memcache.health import ExpectedPool, MetaObservation, MetaUpGate, Verdict, pool_ready
+from kvtierd.memcache.health import ExpectedPool, MetaObservation, Verdict, meta_conditions, pool_ready
 from kvtierd.memcache.listening import listening_addresses
 from kvtierd.memcache.rest import MetaClient
 
@@ -30,7 +30,6 @@ def observe(tier: RealTier, unit: Unit) -> MetaObservation:
         except MemcacheError:
             health = None
         return MetaObservation(
-            at_seconds=time.monotonic(),
             instance=str(unit.pid) if unit.alive else None,
             health=health,
             listening=listening_addresses(unit.pid),
@@ -76,14 +75,13 @@ def test_busy_metrics_port_is_never_up(make_tier: Callable[[], RealTier], occupa
             other.metrics_port = tier.metrics_port
             other.start_meta()
         meta = tier.start_meta(wait=False)
-        gate = MetaUpGate(tier.addresses)
         looked_open, seen_reasons = False, set()
         deadline = time.monotonic() + 15
         while meta.alive:
             assert time.monotonic() < deadline
             observation = observe(tier, meta)
             looked_open |= set(tier.addresses[:2]) <= set(observation.listening)
-            verdict = gate.observe(observation)
+            verdict = meta_conditions(observation, tier.addresses)
             assert not verdict.ok
             seen_reasons.update(verdict.reasons)
     assert looked_open, "a probe of the open ports would not have been fooled"
@@ -93,13 +91,7 @@ def test_busy_metrics_port_is_never_up(make_tier: Callable[[], RealTier], occupa
 
 def test_up_without_capacity_is_not_a_pool(real_tier: RealTier) -> None:
     meta = real_tier.start_meta()
-    gate = MetaUpGate(real_tier.addresses)
-    started = time.monotonic()
-    first = gate.observe(observe(real_tier, meta))
-    assert not first.ok
-    assert "stay so" in first.reasons[0]
-    wait_until(lambda: gate.observe(observe(real_tier, meta)).ok, 10, "META_UP")
-    assert time.monotonic() - started >= 3.0
+    wait_until(lambda: meta_conditions(observe(real_tier, meta), real_tier.addresses).ok, 10, "it is up")
     expected = ExpectedPool(capacity_bytes=64 * MIB, providers=1, alignment_bytes=2 * MIB)
     verdict = pool_ready(real_tier.ask(MetaClient.pool_state), expected)
     assert verdict == Verdict(False, ("the pool has no DRAM; 64 MiB are planned",))

@@ -172,11 +172,13 @@ def test_hits_in_recorded_answers() -> None:
 
 def test_writes_in_recorded_answers() -> None:
     request, answer = exchange(Opcode.ALLOC, answer_bytes=80)
-    assert framing.written_keys(Opcode.ALLOC, answer, framing.key_count(Opcode.ALLOC, request)) == 1
-    assert framing.written_keys(Opcode.ALLOC, framing.error_answer(Opcode.ALLOC, 1, 1, -3006), 1) == 0
+    assert framing.granted_keys(Opcode.ALLOC, answer, framing.key_count(Opcode.ALLOC, request)) == 1
+    assert framing.granted_keys(Opcode.ALLOC, framing.error_answer(Opcode.ALLOC, 1, 1, -3006), 1) == 0
+    request, answer = exchange(Opcode.BATCH_GET)  # of a key that was there and one that was not
+    assert framing.granted_keys(Opcode.BATCH_GET, answer, framing.key_count(Opcode.BATCH_GET, request)) == 1
     request, answer = exchange(Opcode.BATCH_ALLOC)
     assert (
-        framing.written_keys(Opcode.BATCH_ALLOC, answer, framing.key_count(Opcode.BATCH_ALLOC, request)) == 2
+        framing.granted_keys(Opcode.BATCH_ALLOC, answer, framing.key_count(Opcode.BATCH_ALLOC, request)) == 2
     )
 
 
@@ -184,4 +186,4 @@ def test_writes_in_recorded_answers() -> None:
 def test_damaged_answers_never_raise(opcode: int, body: bytes, keys: int) -> None:
     raw = framing.encode_frame(opcode, 1, body)
     assert 0 <= framing.lookup_hits(opcode, raw, keys) <= max(keys, 1)
-    assert 0 <= framing.written_keys(Opcode.BATCH_ALLOC, raw, keys) <= keys
+    assert 0 <= framing.granted_keys(Opcode.BATCH_ALLOC, raw, keys) <= keys

@@ -15,7 +15,6 @@ from kvtierd.memcache.answers import (
 from kvtierd.memcache.health import (
     ExpectedPool,
     MetaObservation,
-    MetaUpGate,
     PoolState,
     Verdict,
     joinable,
@@ -40,13 +39,12 @@ def recorded(name: str) -> PoolState:
 
 
 def look(
-    at: float = 0.0,
     *,
     instance: str | None = "one",
     health: MetaHealth | None = WELL,
     listening: tuple[tuple[str, int], ...] = PORTS,
 ) -> MetaObservation:
-    return MetaObservation(at_seconds=at, instance=instance, health=health, listening=listening)
+    return MetaObservation(instance=instance, health=health, listening=listening)
 
 
 class TestMetaUp:
@@ -74,29 +72,6 @@ class TestMetaUp:
 
     def test_all_reasons_are_given_at_once(self) -> None:
         assert len(meta_conditions(look(instance=None, health=None, listening=()), PORTS).reasons) == 3
-
-    def test_it_must_hold_for_a_while(self) -> None:
-        gate = MetaUpGate(PORTS, holdoff_seconds=3.0)
-        assert gate.observe(look(10.0)) == Verdict(
-            False, ("it looks well but must stay so for another 3.0 s",)
-        )
-        assert not gate.observe(look(12.9)).ok
-        assert gate.observe(look(13.0)) == YES
-        assert gate.observe(look(100.0)) == YES
-
-    def test_a_gap_starts_the_hold_off_anew(self) -> None:
-        gate = MetaUpGate(PORTS, holdoff_seconds=3.0)
-        gate.observe(look(0.0))
-        assert not gate.observe(look(2.0, health=None)).ok
-        assert not gate.observe(look(4.0)).ok
-        assert gate.observe(look(7.0)).ok
-
-    def test_another_run_starts_the_hold_off_anew(self) -> None:
-        gate = MetaUpGate(PORTS, holdoff_seconds=3.0)
-        gate.observe(look(0.0))
-        assert gate.observe(look(3.0)).ok
-        assert not gate.observe(look(3.1, instance="two")).ok
-        assert gate.observe(look(6.1, instance="two")).ok
 
 
 class TestPoolReady:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvtierd.errors import MemcacheError
-from kvtierd.memcache.http_get import MOST_BODY_BYTES, HttpError, http_get
+from kvtierd.http_get import MOST_BODY_BYTES, HttpError, http_get
 from kvtierd.memcache.rest import MetaClient, fetch_text
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "memcache"

@@ -37,7 +37,11 @@ class HttpAnswer(NamedTuple):
 
 
 async def http_get(
-    url: str, *, timeout_seconds: float = 2.0, most_body_bytes: int = MOST_BODY_BYTES
+    url: str,
+    *,
+    timeout_seconds: float = 2.0,
+    most_body_bytes: int = MOST_BODY_BYTES,
+    body_of_status: int | None = None,
 ) -> HttpAnswer:
     """The answer to a GET of an ``http://`` address.
 
@@ -45,6 +49,7 @@ async def http_get(
         url: ``http://HOST:PORT/PATH``, already quoted.
         timeout_seconds: The limit of the whole call, from connecting to the last byte.
         most_body_bytes: A longer body is an error.
+        body_of_status: Read the body only of an answer with this status; ``None``: of any.
 
     Raises:
         HttpError: There was no answer; see its codes.
@@ -58,7 +63,7 @@ async def http_get(
                     f"GET {path} HTTP/1.1\r\nHost: {authority}\r\nAccept: */*\r\n\r\n".encode("ascii")
                 )
                 await writer.drain()
-                return await _read_answer(reader, most_body_bytes)
+                return await _read_answer(reader, most_body_bytes, body_of_status)
             finally:
                 writer.transport.abort()
     except TimeoutError as error:
@@ -99,13 +104,17 @@ def _split(url: str) -> tuple[str, int, str, str]:
     return host, port or 80, parts.netloc, (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
 
-async def _read_answer(reader: asyncio.StreamReader, most_body_bytes: int) -> HttpAnswer:
+async def _read_answer(
+    reader: asyncio.StreamReader, most_body_bytes: int, body_of_status: int | None
+) -> HttpAnswer:
     head = await reader.readuntil(b"\r\n\r\n")
     status_line, *lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")
     version, _, rest = status_line.partition(" ")
     code = rest[:3]
     if not version.startswith("HTTP/1.") or not (code.isascii() and code.isdigit()):
         raise ValueError(f"not an HTTP answer: {status_line[:80]!r}")
+    if body_of_status is not None and int(code) != body_of_status:
+        return HttpAnswer(int(code), b"")
     fields = [
         (name.strip().lower(), value.strip()) for name, _, value in (line.partition(":") for line in lines)
     ]

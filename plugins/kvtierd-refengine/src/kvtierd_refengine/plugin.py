@@ -1,0 +1,149 @@
+"""The plugin: how kvtierd launches and reads this engine. The example for writers of engine plugins.
+
+A plugin is this much: an entry point in the group ``kvtierd.plugins`` that names a module, a hook that returns drivers,
+and a driver that turns a context into a launch and a scrape into an observation. Both are pure: no I/O, no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvtierd.hookspecs import hookimpl
+from kvtierd.plan.engine import (
+    API_VERSION,
+    EngineContext,
+    EngineDriver,
+    EngineLaunch,
+    EngineObservation,
+)
+from kvtierd.plan.model import HttpProbe, Note, Readiness, Refusal, RestartPolicy, StopPolicy
+from kvtierd_refengine import NOTICE
+from kvtierd_refengine.options import FATAL_PREFIX, arguments_from
+
+# L3 may take its whole init deadline (10 s by default) before the engine serves without it.
+_READY_DEADLINE_SECONDS: Final = 60.0
+# Drain (10 s by default), the MemCache client's goodbye (5 s at most), and some air.
+_STOP_TIMEOUT_SECONDS: Final = 20.0
+_BASE_ENV: Final = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
+_LIBRARY_PATH: Final = "LD_LIBRARY_PATH"
+
+
+class RefengineDriver:
+    """Drives ``python -m kvtierd_refengine.server``."""
+
+    name = "refengine"
+    api_version = API_VERSION
+    default_port = 8100
+
+    def launch(self, context: EngineContext) -> EngineLaunch:
+        """See :class:`kvtierd.plan.engine.EngineDriver`. Unknown and wrong ``args`` are refusals."""
+        args = dict(context.args)
+        if not {"l3"} & set(args) and context.local_conf_path:
+            args["l3"] = "on"
+        argv, problems = arguments_from(args)
+        uses_l3 = "--l3" in argv and argv[argv.index("--l3") + 1] == "on"
+        env = dict(_BASE_ENV)
+        if uses_l3:
+            env |= context.memcache_env | {"MMC_LOCAL_CONFIG_PATH": context.local_conf_path}
+        env |= context.env
+        if uses_l3 and _LIBRARY_PATH in context.env and _LIBRARY_PATH in context.memcache_env:
+            # The operator's own libraries must not hide MemCache's.
+            env[_LIBRARY_PATH] = f"{context.memcache_env[_LIBRARY_PATH]}:{context.env[_LIBRARY_PATH]}"
+        notes = [Note(code="engine.reference", message=f"engine {context.name}: {NOTICE}")]
+        if context.devices:
+            text = f"engine {context.name}: the reference engine computes on the CPU and leaves its devices alone"
+            notes.append(Note(code="engine.devices-unused", message=text))
+        return EngineLaunch(
+            argv=(
+                context.python,
+                "-m",
+                "kvtierd_refengine.server",
+                "--host",
+                context.host,
+                "--port",
+                str(context.port),
+                "--served-model-name",
+                context.model or self.name,
+                *argv,
+            ),
+            env=env,
+            clients=1 if uses_l3 else 0,
+            readiness=Readiness(
+                probes=(HttpProbe(url=f"{_url(context)}/health", body_contains='"status": "ok"'),),
+                deadline_seconds=_READY_DEADLINE_SECONDS,
+            ),
+            restart=RestartPolicy(fatal_patterns=(FATAL_PREFIX,)),
+            stop=StopPolicy(timeout_seconds=_STOP_TIMEOUT_SECONDS),
+            notes=tuple(notes),
+            refusals=tuple(
+                Refusal(code=p.code, message=f"engine {context.name}: {p.message}", hint=p.hint)
+                for p in problems
+            ),
+        )
+
+    def metrics_url(self, context: EngineContext) -> str | None:
+        """See :class:`kvtierd.plan.engine.EngineDriver`."""
+        return f"{_url(context)}/metrics"
+
+    def observe(self, metrics_text: str) -> EngineObservation:
+        """Reads vLLM's names, summed over labels. What is missing stays None.
+
+        Raises:
+            ValueError: The text is not in Prometheus' format, or has no vLLM metric at all.
+        """
+        sums, capacity_tokens = _read(metrics_text)
+        if not any(name.startswith("vllm:") for name in sums):
+            raise ValueError("no vllm: metrics in the answer: is this the engine's /metrics?")
+        l3_queried = _count(sums, "vllm:external_prefix_cache_queries_total")
+        return EngineObservation(
+            l1_query_tokens=_count(sums, "vllm:prefix_cache_queries_total"),
+            l1_hit_tokens=_count(sums, "vllm:prefix_cache_hits_total"),
+            l3_query_tokens=l3_queried,
+            l3_hit_tokens=_count(sums, "vllm:external_prefix_cache_hits_total"),
+            l1_capacity_tokens=capacity_tokens,
+            l1_used_ratio=sums.get("vllm:kv_cache_usage_perc"),
+            running=_count(sums, "vllm:num_requests_running"),
+            waiting=_count(sums, "vllm:num_requests_waiting"),
+        )
+
+
+@hookimpl
+def kvtierd_engine_drivers() -> Sequence[EngineDriver]:
+    """The driver ``refengine``."""
+    return [RefengineDriver()]
+
+
+def _url(context: EngineContext) -> str:
+    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(context.host, context.host)
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    return f"http://{host}:{context.port}"
+
+
+def _read(text: str) -> tuple[dict[str, float], int | None]:
+    """Sample name -> sum over its labels; and the cache's size in tokens from vLLM's info metric."""
+    sums: dict[str, float] = {}
+    capacities: list[int] = []
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if not math.isfinite(sample.value):
+                    raise ValueError(f"{sample.name} is {sample.value}")
+                sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+                if sample.name == "vllm:cache_config_info":
+                    capacities += _whole_numbers([sample.labels.get("kv_cache_size_tokens", "")])
+    except (ValueError, KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"not a Prometheus text: {error}") from error
+    return sums, sum(capacities) if capacities else None
+
+
+def _whole_numbers(texts: Iterable[str]) -> list[int]:
+    return [int(text) for text in texts if text.isascii() and text.isdigit()]
+
+
+def _count(sums: dict[str, float], name: str) -> int | None:
+    return int(sums[name]) if name in sums else None

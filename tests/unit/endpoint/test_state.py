@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+
+from kvtierd.endpoint.clients import Identity
+from kvtierd.endpoint.config import Address, Target
+from kvtierd.endpoint.link import Mode
+from kvtierd.endpoint.state import Admission, EndpointState
+from kvtierd.endpoint.statefile import load_state, save_state
+from kvtierd.errors import EndpointError
+
+TARGET = Target(Address("127.0.0.1", 15000), Address("127.0.0.1", 16000))
+ELSEWHERE = Target(Address("10.0.0.7", 15000), Address("10.0.0.7", 16000))
+
+
+def make(*, purge: bool = True) -> EndpointState:
+    state = EndpointState(TARGET, purge_on_unclean=purge)
+    state.backend_found(100.0)
+    return state
+
+
+def test_a_death_means_recover_and_survivors_first() -> None:
+    state = make()
+    state.backend_gone("refused")
+    assert (state.mode, state.admission, state.backend.deaths) == (Mode.RECOVER, Admission.SURVIVORS, 1)
+    state.backend_gone("refused")
+    assert state.backend.deaths == 1
+    state.backend_found(101.0)
+    assert state.mode is Mode.RECOVER  # only the daemon ends it
+    state.serve()
+    assert (state.mode, state.admission) == (Mode.SERVE, Admission.SURVIVORS)
+
+
+def test_without_purge_on_unclean_a_death_only_closes_the_door() -> None:
+    state = make(purge=False)
+    state.backend_gone("refused")
+    assert (state.mode, state.admission) == (Mode.SERVE, Admission.SURVIVORS)
+
+
+def test_a_quiesced_stop_is_no_death_to_recover_from() -> None:
+    state = make()
+    state.quiesce(1.0)
+    state.mark_quiesced()
+    state.backend_gone("refused")
+    assert (state.mode, state.quiesced, state.admission) == (Mode.QUIESCE, True, Admission.SURVIVORS)
+
+
+def test_a_death_before_it_was_quiet_is_a_death() -> None:
+    state = make()
+    state.quiesce(1.0)
+    state.backend_gone("refused")
+    assert state.mode is Mode.RECOVER
+
+
+def test_a_silent_server_is_not_a_dead_one() -> None:
+    state = make()
+    state.backend_silent("no answer")
+    assert (state.mode, state.admission, state.backend.reachable) == (Mode.SERVE, Admission.ALL, False)
+
+
+def test_a_server_that_was_never_there_has_not_died() -> None:
+    state = EndpointState(TARGET, purge_on_unclean=True)
+    state.backend_gone("refused")
+    assert (state.mode, state.admission, state.backend.deaths) == (Mode.SERVE, Admission.ALL, 0)
+
+
+def test_a_forgotten_quiesce_ends_itself() -> None:
+    state = make()
+    state.quiesce(1.0)
+    state.mark_quiesced()
+    assert not state.expire(60.0)
+    assert state.expire(61.5)
+    assert (state.mode, state.quiesced) == (Mode.SERVE, False)
+
+
+def test_only_joined_clients_pass_a_closed_door() -> None:
+    state = make()
+    old = state.clients.obtain(Identity(1, 5), "old", 0.0)
+    new = state.clients.obtain(Identity(1, 6), "the same pid, later", 0.0)
+    state.joined(old)
+    state.backend_gone("refused")
+    assert state.admits(old)
+    assert not state.admits(new)
+    state.admit(Admission.ALL)
+    assert state.admits(new)
+
+
+def test_a_new_target_is_a_stranger() -> None:
+    state = make()
+    state.set_target(ELSEWHERE)
+    assert not state.backend.reachable
+    state.backend_gone("refused")
+    assert state.backend.deaths == 0
+
+
+def test_a_restarted_endpoint_knows_its_survivors() -> None:
+    state = make()
+    client = state.clients.obtain(Identity(7, 70), "engine", 0.0)
+    client.has_rank = True
+    state.joined(client)
+    state.set_target(ELSEWHERE)
+    saved = json.loads(json.dumps(state.to_save()))
+    again = EndpointState(TARGET, purge_on_unclean=True)
+    again.restore(saved, 1.0, 200.0)
+    assert again.target == ELSEWHERE
+    assert again.admission is Admission.SURVIVORS  # the restart broke every link
+    restored = again.clients.get(Identity(7, 70))
+    assert restored is not None
+    assert (restored.joined, restored.kind, restored.name) == (True, "P", "engine")
+    again.backend_gone("refused")  # it died while nobody looked
+    assert again.mode is Mode.RECOVER
+
+
+def test_a_changed_configuration_beats_a_saved_target() -> None:
+    state = make()
+    state.set_target(ELSEWHERE)
+    other = dataclasses.replace(TARGET, meta=Address("127.0.0.1", 15555))
+    again = EndpointState(other, purge_on_unclean=True)
+    again.restore(state.to_save(), 1.0, 200.0)
+    assert again.target == other
+
+
+@pytest.mark.parametrize(
+    "damage", [{"mode": "party"}, {"survivors": [{"pid": 1}]}, {"survivors": 5}, {"target": {}}]
+)
+def test_a_damaged_state_is_refused_whole(damage: dict[str, object]) -> None:
+    again = EndpointState(TARGET, purge_on_unclean=True)
+    with pytest.raises((KeyError, ValueError, TypeError, EndpointError)):
+        again.restore(make().to_save() | damage, 1.0, 200.0)
+    assert again.mode is Mode.SERVE
+    assert len(again.clients) == 0
+
+
+def test_state_file_round_trip_and_what_is_not_believed(tmp_path: Path) -> None:
+    path = tmp_path / "endpoint.state"
+    assert load_state(path) is None
+    save_state(path, {"version": 1, "mode": "serve"})
+    loaded = load_state(path)
+    assert loaded is not None
+    assert loaded["mode"] == "serve"
+    assert [p.name for p in tmp_path.iterdir()] == ["endpoint.state"]
+    path.write_text(path.read_text().replace(loaded["boot_id"], "another boot"))
+    assert load_state(path) is None
+    for text in ("", "{", "[]", '{"version": 2}', "[" * 100_000):
+        path.write_text(text)
+        assert load_state(path) is None
+
+
+def test_a_state_file_that_cannot_be_written_is_an_error_with_a_hint(tmp_path: Path) -> None:
+    with pytest.raises(EndpointError, match="cannot write") as caught:
+        save_state(tmp_path / "missing" / "state", {"version": 1})
+    assert caught.value.stable_code == "endpoint.state-file"
+    assert caught.value.hint

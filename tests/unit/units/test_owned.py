@@ -1,0 +1,39 @@
+import json
+import os
+import subprocess
+import sys
+
+from kvtierd.units import procfs
+from kvtierd.units.owned import owned_pids
+
+
+def record(directory, pid, **changes):
+    directory.mkdir(parents=True)
+    fields = {
+        "unit_id": "u", "instance": "i", "pid": pid, "start_ticks": procfs.read_stat(pid).start_ticks,
+        "boot_id": procfs.boot_id(), "exit": None, **changes,
+    }  # fmt: skip
+    (directory / "record.json").write_text(json.dumps(fields))
+
+
+def test_running_units_and_their_children_are_ours(tmp_path):
+    code = "import subprocess, sys; p = subprocess.Popen(['sleep', '30']); print(p.pid, flush=True); p.wait()"
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    try:
+        record(tmp_path / "u", parent.pid)
+        assert owned_pids(tmp_path) == {parent.pid, child}
+    finally:
+        os.kill(child, 9)
+        parent.wait()
+        parent.stdout.close()
+
+
+def test_a_reused_number_another_boot_and_an_ended_run_are_not_ours(tmp_path):
+    record(tmp_path / "reused", os.getpid(), start_ticks=1)
+    record(tmp_path / "boot", os.getpid(), boot_id="another")
+    record(tmp_path / "ended", os.getpid(), exit={"code": 0, "signal": None})
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "record.json").write_text('{"unit_id"')
+    assert owned_pids(tmp_path) == frozenset()
+    assert owned_pids(tmp_path / "missing") == frozenset()
