@@ -64,8 +64,11 @@ from kvtierd.units.views import UnitEvent, UnitView
 
 log = structlog.get_logger(__name__)
 
-ROUND_SECONDS = 0.5
-SETTLED = frozenset({"ready", "stopped", "failed"})
+ROUND_SECONDS = 1.0  # when all is well; changes of units are seen at once, whatever this is
+BUSY_ROUND_SECONDS = 0.5  # while something is not
+RECOVERY_ROUND_SECONDS = 0.1  # while clients are held up because the MetaService died
+REST_LOOK_SECONDS = 2.0  # between two looks at the pool when all is well
+RESTING = frozenset({"ready", "stopped", "failed"})
 STOP_ORDER = ("engine", "pool", "meta", "endpoint")
 
 
@@ -88,6 +91,8 @@ class Daemon:
         self._observer = EngineObserver(fetch_text)
         self._observing: asyncio.Task[None] | None = None
         self._next_observation = 0.0
+        self._next_look = 0.0
+        self._meta_verified: str | None = None
         self._clean_stop_instance: str | None = None
         self._meta_instance: str | None = None
         self._stopping = asyncio.Event()
@@ -171,7 +176,7 @@ class Daemon:
                 await asyncio.sleep(ROUND_SECONDS)
             service.alive()
             service.status(self._status_line())
-            waiting = asyncio.ensure_future(self._supervisor.wait(ROUND_SECONDS))
+            waiting = asyncio.ensure_future(self._supervisor.wait(self._pause_seconds()))
             stopping = asyncio.ensure_future(self._stopping.wait())
             await asyncio.wait((waiting, stopping), return_when=asyncio.FIRST_COMPLETED)
             for task in (waiting, stopping):
@@ -184,8 +189,21 @@ class Daemon:
         if plan is None:
             return
         await self._supervisor.step(plan.units)
-        await self._tier_step()
+        if not self._at_rest() or time.monotonic() >= self._next_look:
+            self._next_look = time.monotonic() + REST_LOOK_SECONDS
+            await self._tier_step()
         self._observe(plan)
+
+    def _pause_seconds(self) -> float:
+        if self._at_rest():
+            return ROUND_SECONDS
+        recovering = self._keeper is not None and self._keeper.view.phase == "recovering"
+        return RECOVERY_ROUND_SECONDS if recovering else BUSY_ROUND_SECONDS
+
+    def _at_rest(self) -> bool:
+        """Everything is as it should be: then looking seldom is enough."""
+        tier_well = self._keeper is None or (self._keeper.view.state == "joinable")
+        return tier_well and all(v.state in RESTING for v in self._supervisor.views())
 
     async def _tier_step(self) -> None:
         if self._keeper is None:
@@ -247,8 +265,13 @@ class Daemon:
         plan = self._plan
         if plan is None or plan.meta is None:
             return None
+        if process.instance == self._meta_verified:
+            return None  # its sockets do not move; that it answers, the probe sees
         expected = {(p.address, p.port) for p in plan.ports if p.unit == spec.id}
-        return await check_meta(plan.meta.metrics_url, expected, process.pid)
+        problem = await check_meta(plan.meta.metrics_url, expected, process.pid)
+        if problem is None:
+            self._meta_verified = process.instance
+        return problem
 
     def _gate(self, spec: UnitSpec, views: Mapping[str, UnitView]) -> str | None:
         """Why a unit may not start yet. Only starts are gated: what runs is never stopped by this."""

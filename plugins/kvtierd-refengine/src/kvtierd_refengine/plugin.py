@@ -19,6 +19,7 @@ from kvtierd.plan.engine import (
     EngineDriver,
     EngineLaunch,
     EngineObservation,
+    only_samples,
 )
 from kvtierd.plan.model import HttpProbe, Note, Readiness, Refusal, RestartPolicy, StopPolicy
 from kvtierd_refengine import NOTICE
@@ -124,12 +125,26 @@ def _url(context: EngineContext) -> str:
     return f"http://{host}:{context.port}"
 
 
+_READ = frozenset(
+    {
+        "vllm:prefix_cache_queries_total",
+        "vllm:prefix_cache_hits_total",
+        "vllm:external_prefix_cache_queries_total",
+        "vllm:external_prefix_cache_hits_total",
+        "vllm:kv_cache_usage_perc",
+        "vllm:num_requests_running",
+        "vllm:num_requests_waiting",
+        "vllm:cache_config_info",
+    }
+)
+
+
 def _read(text: str) -> tuple[dict[str, float], int | None]:
     """Sample name -> sum over its labels; and the cache's size in tokens from vLLM's info metric."""
     sums: dict[str, float] = {}
     capacities: list[int] = []
     try:
-        for family in text_string_to_metric_families(text):
+        for family in text_string_to_metric_families(only_samples(text, _READ)):
             for sample in family.samples:
                 if not math.isfinite(sample.value):
                     raise ValueError(f"{sample.name} is {sample.value}")
