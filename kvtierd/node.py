@@ -1,126 +1,103 @@
-"""Carrying out a plan's parts on this host that need no loop: files, directories, hugepages."""
+"""What the daemon knows of its node while it runs: one value that the loop writes and the verbs read."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import os
-import pwd
+import dataclasses
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from kvtierd.errors import HostError, KvtierError
-from kvtierd.files import write_atomic
-from kvtierd.host.hugepage_files import HugepageFiles
-from kvtierd.host.hugepages import Hugepages
-from kvtierd.host.ledger import Ledger
-from kvtierd.plan.model import FileSpec, HugepagePlan, NodePlan
-from kvtierd.report import HugepageState
+from kvtierd.endpoint.control import EndpointControl
+from kvtierd.events import EventLog
+from kvtierd.observe.engines import EngineObserver
+from kvtierd.observe.tiers import tier_lines
+from kvtierd.plan.model import NodePlan
+from kvtierd.plan.units import resolve_unit
+from kvtierd.plugins import PluginSet
+from kvtierd.report import HugepageState, NodeState, exit_problems
 from kvtierd.settings import Settings
+from kvtierd.tier.keeper import TierKeeper
+from kvtierd.tier.machine import TierView
+from kvtierd.units.backend import UnitBackend
+from kvtierd.units.supervisor import Supervisor
+from kvtierd.units.views import UnitView
 
-LAST_PLAN = "plan.json"
-MAX_PLAN_BYTES = 16 * 1024 * 1024
 
+@dataclasses.dataclass(slots=True)
+class Node:
+    """The running node.
 
-def sync_files(files: tuple[FileSpec, ...]) -> list[str]:
-    """Writes the files whose content or mode differ; returns the paths written. A link in place of a file counts.
-
-    Raises:
-        StateError: one cannot be written; those before it are.
+    Attributes:
+        settings_file, settings: Where the settings are, and what was last accepted.
+        plan: The plan in force, ``None`` until there is one.
+        planned: The settings of this start have been looked at; until then nothing new is started.
+        problems: What is wrong with the settings or the plan; units and tier bring their own.
+        keeper, endpoint, endpoint_status: The tier's, on the node that runs the MetaService.
+        clean_stop_instance: The MetaService's run that was quiesced before its stop.
     """
-    changed = []
-    for spec in files:
-        path = Path(spec.path)
-        mode = int(spec.mode, 8)
-        data = spec.content.encode()
-        if not _same(path, data, mode):
-            write_atomic(path, data, mode=mode)
-            changed.append(spec.path)
-    return changed
 
+    settings_file: Path
+    settings: Settings
+    plugins: PluginSet
+    events: EventLog
+    backend: UnitBackend
+    supervisor: Supervisor
+    observer: EngineObserver
+    plan: NodePlan | None = None
+    planned: bool = False
+    problems: list[str] = dataclasses.field(default_factory=list)
+    hugepages: HugepageState = dataclasses.field(default_factory=HugepageState)
+    keeper: TierKeeper | None = None
+    endpoint: EndpointControl | None = None
+    endpoint_status: Mapping[str, Any] | None = None
+    clean_stop_instance: str | None = None
+    started_unix_seconds: float = dataclasses.field(default_factory=time.time)
 
-def _same(path: Path, data: bytes, mode: int) -> bool:
-    try:
-        status = path.lstat()
-        return (
-            path.is_file()
-            and not path.is_symlink()
-            and status.st_mode & 0o7777 == mode
-            and status.st_size == len(data)
-            and path.read_bytes() == data
+    @property
+    def runtime(self) -> Path:
+        """The runtime directory; it does not change while the daemon runs."""
+        return Path(self.settings.paths.runtime)
+
+    @property
+    def state(self) -> Path:
+        """The state directory; it does not change while the daemon runs."""
+        return Path(self.settings.paths.state)
+
+    @property
+    def tier(self) -> TierView:
+        """The tier as last judged."""
+        return self.keeper.view if self.keeper is not None else TierView()
+
+    def view(self, unit_id: str) -> UnitView | None:
+        """One unit as last seen."""
+        return next((v for v in self.supervisor.views() if v.id == unit_id), None)
+
+    def resolve(self, name: str) -> str:
+        """The id of the unit an operator means. Raises ``UsageError``."""
+        return resolve_unit(name, [v.id for v in self.supervisor.views()])
+
+    def snapshot(self) -> NodeState:
+        """Everything the status is made of, at this moment."""
+        now = time.time()
+        views = self.supervisor.views()
+        keeper = self.keeper
+        lines = tier_lines(
+            list(self.observer.samples.values()),
+            keeper.pool if keeper else None,
+            keeper.pool_seen_unix_seconds if keeper else None,
+            self.tier,
+            now,
         )
-    except OSError:
-        return False
-
-
-def make_directories(settings: Settings, plan: NodePlan) -> None:
-    """Directories that units write to, owned by the user that runs the unit.
-
-    Raises:
-        HostError: an unknown user, or a directory that cannot be made.
-    """
-    wanted: list[tuple[Path, str | None]] = [(Path(settings.paths.logs) / "memcache", settings.meta.user)]
-    wanted += [
-        (Path(settings.paths.state) / "engines" / unit.name, unit.user)
-        for unit in plan.units
-        if unit.kind == "engine"
-    ]
-    for directory, user in wanted:
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            if user is not None and os.geteuid() == 0:
-                entry = pwd.getpwnam(user)
-                os.chown(directory, entry.pw_uid, entry.pw_gid)
-        except KeyError:
-            raise HostError(
-                f"there is no user {user!r} on this host",
-                hint="make it, or change user in the settings",
-                code="host.no-user",
-            ) from None
-        except OSError as error:
-            raise HostError(f"{directory} cannot be made: {error.strerror}", code="host.directory") from None
-
-
-def _hugepages(settings: Settings) -> Hugepages:
-    files = HugepageFiles()
-    return Hugepages(files, Ledger(Path(settings.paths.state) / "hugepages.json", files.boot_id))
-
-
-async def reserve_hugepages(settings: Settings, plan: HugepagePlan, bytes_per_rank: int) -> HugepageState:
-    """Reserves what the plan needs; a shortage or a refusal is told, not raised: the daemon must go on."""
-    keeper = _hugepages(settings)
-    try:
-        if not plan.pages:
-            await asyncio.to_thread(_give_back, keeper)
-            return HugepageState()
-        report = await asyncio.to_thread(keeper.reserve, plan)
-    except KvtierError as error:
-        return HugepageState(None, f"{error.message}{f' ({error.why})' if error.why else ''}")
-    return HugepageState(report.got_pages, "" if report.complete else report.text(bytes_per_rank or None))
-
-
-def _give_back(keeper: Hugepages) -> None:
-    if keeper.raised():
-        keeper.release()
-
-
-async def owned_pages(settings: Settings, page_size_bytes: int | None) -> int:
-    """Pages of the default size that an earlier start of kvtierd raised."""
-    try:
-        entries = await asyncio.to_thread(_hugepages(settings).raised)
-    except KvtierError:
-        return 0
-    return sum(e.raised_pages for e in entries if e.page_size_bytes == page_size_bytes)
-
-
-def save_plan(settings: Settings, plan: NodePlan) -> None:
-    """Keeps the plan in force, so that a restarted daemon knows its units even when no new plan can be made."""
-    write_atomic(Path(settings.paths.state) / LAST_PLAN, plan.model_dump_json(indent=1).encode(), mode=0o600)
-
-
-def last_plan(settings: Settings) -> NodePlan | None:
-    """The plan an earlier daemon worked to, if it can still be read."""
-    with contextlib.suppress(OSError, ValueError):
-        path = Path(settings.paths.state) / LAST_PLAN
-        if path.stat().st_size <= MAX_PLAN_BYTES:
-            return NodePlan.model_validate_json(path.read_bytes())
-    return None
+        return NodeState(
+            plan=self.plan,
+            views=views,
+            tier=self.tier,
+            tiers=lines if self.plan else (),
+            endpoint=self.endpoint_status,
+            hugepages=self.hugepages,
+            problems=[*self.problems, *exit_problems(self.plan, self.tier, views)],
+            backend=self.backend.name,
+            started_unix_seconds=self.started_unix_seconds,
+            now_unix_seconds=now,
+        )

@@ -9,6 +9,7 @@ from kvtierd.cli.apply import apply, reload
 from kvtierd.cli.conf import conf_app
 from kvtierd.cli.demo import demo
 from kvtierd.cli.events import events
+from kvtierd.cli.hugepages import hugepages
 from kvtierd.cli.inventory import inventory
 from kvtierd.cli.logs import logs
 from kvtierd.cli.plan import plan
@@ -45,6 +46,7 @@ for verb in (
     stop,
     restart,
     inventory,
+    hugepages,
     purge,
     plugins,
     demo,

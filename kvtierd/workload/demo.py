@@ -66,7 +66,8 @@ class DemoNode:
         self.directory = Path(tempfile.mkdtemp(prefix="kvtierd-demo-"))
         self.settings = self.directory / "kvtierd.toml"
         ports = free_ports(6)
-        self.port, self.metrics_port, self.engine_port = ports[0], ports[4], ports[5]
+        self.port, self.store_port = ports[0], ports[1]
+        self.metrics_port, self.engine_port = ports[4], ports[5]
         self.settings.write_text(_settings(self.directory, ports, pool) + extra, encoding="utf-8")
         self._log = self.directory / "kvtierd.log"
         self._daemon: subprocess.Popen[bytes] | None = None

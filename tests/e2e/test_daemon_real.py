@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from lab import RealTier
 
 from kvtierd.control.client import ControlClient
 from kvtierd.emulator.launch import shm_dir_for
@@ -358,6 +359,58 @@ def test_a_full_disk_in_the_state_directory(tmp_path):
             wait_until(lambda: not any("no space" in p for p in node.status().problems))
     finally:
         subprocess.run(["umount", "-l", str(state)], check=True)
+
+
+def test_a_missing_compiler_is_said(tmp_path, monkeypatch):
+    monkeypatch.setenv("CC", "/nowhere/cc")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with DemoNode(quiet, pool="64MiB", wait=False, orderly=False) as node:
+        problems = wait_until(lambda: node.status().problems)
+        assert "no C compiler" in problems[0]
+        assert "/nowhere/cc" in problems[0]
+
+
+@pytest.mark.parametrize("purge", [True, False])
+def test_every_value_read_after_a_kill_under_load_is_right(purge, driver):
+    """Fills the pool beyond its thresholds, kills -9 under load, checks every value read afterwards."""
+    node = DemoNode(quiet, pool="64MiB", orderly=False, wait=False)
+    text = node.settings.read_text()
+    node.settings.write_text(text.replace("[pool]\n", f"[pool]\npurge_on_unclean = {str(purge).lower()}\n"))
+    with node:
+        node.wait_ready()
+        tier = RealTier(node.directory / "run" / "emulation", driver)
+        tier.client_meta_port, tier.client_store_port = node.port, node.store_port
+        try:
+            client = tier.client()
+            client.call("start_load", prefix="x", size=512 * 1024, threads=2)
+            time.sleep(4)  # 64 MiB are full, and keys are evicted
+            meta = units(node)["meta-main"].pid
+            os.kill(meta, signal.SIGKILL)
+            wait_until(
+                lambda: (
+                    units(node)["meta-main"].pid not in {0, meta} and node.status().tier_state == "joinable"
+                )
+            )
+            time.sleep(2)
+            load = client.call("stop_load")
+            assert load["stuck"] == 0
+            if purge:
+                assert load.get("gets_wrong", 0) == 0, "a value came back wrong"
+            assert load["longest_seconds"] < 2.5
+            written = load["written"]
+            before = written[
+                : len(written) // 3
+            ]  # a third of the time had passed at most: from before the kill
+            found = sum(client.call("exist_many", keys=before)) if before else 0
+            events = [e.kind for e in node.client.events()]
+            assert ("tier.purged" in events) == purge
+            if purge:
+                results = client.call("get_many", keys=written[-50:], size=512 * 1024)
+                assert "wrong" not in results
+                assert found == 0, "keys from before the kill survived the purge"
+        finally:
+            for unit in reversed(tier.units):
+                unit.kill()
 
 
 def test_the_control_socket_answers_while_the_meta_service_hangs(node):

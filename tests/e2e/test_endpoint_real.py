@@ -166,12 +166,15 @@ def test_kill_and_restart_blocks_nobody(
     front = endpoint(purge_on_unclean=False)
     meta, full, _, lookups = start_all(real_tier)
     time.sleep(1.0)
+    roles = real_tier.ask(MetaClient.cluster_status).roles()
+    assert sorted(roles.values()) == ["provider", "proxy"]
     meta.kill()
     real_tier.start_meta()
     healthy = time.monotonic()
     front.await_back(3)
     wait_until(lambda: lookups.hits_at > healthy, 4.0, "the tier hits again")
-    print(f"\nall back {time.monotonic() - healthy:.3f} s after /health")
+    wait_until(lambda: real_tier.ask(MetaClient.cluster_status).roles() == roles, 5.0, f"roles are {roles}")
+    print(f"\nall back, in their roles, {time.monotonic() - healthy:.3f} s after /health")
     time.sleep(1.0)
     check_load(full, lookups)
     status = front.status()
@@ -256,7 +259,11 @@ def test_an_early_joiner_waits_and_joins(real_tier: RealTier, endpoint: Callable
     wait_until(lambda: front.status()["waiting"] >= 1, 10.0, "the joiner waits")
     real_tier.start_meta()
     front.await_back(2)
-    time.sleep(1.0)
+    wait_until(
+        lambda: sorted(real_tier.ask(MetaClient.cluster_status).roles().values()) == ["provider", "proxy"],
+        5.0,
+        "the survivors are back in their roles",
+    )
     assert not joining.done()
     front.do("admit", "all")
     assert joining.result(5)["result"] == 0

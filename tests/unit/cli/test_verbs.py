@@ -190,9 +190,9 @@ def test_no_daemon_exits_3_with_what_to_do(run, tmp_path, verb):
 
 def test_help_of_every_verb_documents_its_json(run):
     code, out, _ = run("--help")
-    verbs = [v for v in ("status", "plan", "apply", "reload", "events", "logs", "start", "stop", "restart", "inventory",
-                         "purge", "plugins", "demo", "version") if v in out]  # fmt: skip
-    assert len(verbs) == 14
+    names = "status plan apply reload events logs start stop restart inventory hugepages purge plugins demo version"
+    verbs = [name for name in names.split() if name in out]
+    assert len(verbs) == 15
     for verb in verbs:
         code, out, _ = run(verb, "--help")
         assert code == 0
@@ -203,6 +203,17 @@ def test_plugins_are_listed(run):
     code, out, _ = run("plugins", "--json")
     assert code == 0
     assert [p["drivers"] for p in json.loads(out) if p["name"] == "refengine"] == [["refengine"]]
+
+
+def test_hugepages_shows_pools_and_touches_nothing(run, tmp_path):
+    settings = tmp_path / "s.toml"
+    settings.write_text(f'[paths]\nstate = "{tmp_path}/state"\n[pool]\ndram = "1GiB"\n')
+    code, out, _ = run("hugepages", "--settings", settings, "--json")
+    assert code == 0
+    assert set(json.loads(out)) == {"pools", "raised"}
+    assert [p.name for p in tmp_path.iterdir()] == ["s.toml"]
+    code, out, _ = run("hugepages", "release", "--settings", settings)
+    assert (code, out) == (0, "kvtierd has reserved nothing here\n")
 
 
 # -- what status shows

@@ -8,9 +8,9 @@ import pytest
 
 from kvtierd.errors import HostError
 from kvtierd.host.inventory import read_npus, take_inventory
-from kvtierd.plan.series import detect_series
 from kvtierd.host.view import CommandResult, HostView, RecordedRunner
 from kvtierd.plan.inventory import Inventory
+from kvtierd.plan.series import detect_series
 
 from .tree import DRIVER_INFO, DRIVER_VERSION, FIXTURES, plant, toolkit_info
 

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvtierd.plan.series import detect_series
 from kvtierd.plan.inventory import Npu
+from kvtierd.plan.series import detect_series
 
 
 def dies(name: str, cards: int, per_card: int = 1) -> list[Npu]:

@@ -10,8 +10,6 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from kvtierd.hookspecs import hookimpl
 from kvtierd.plan.engine import (
     API_VERSION,
@@ -141,6 +139,9 @@ _READ = frozenset(
 
 def _read(text: str) -> tuple[dict[str, float], int | None]:
     """Sample name -> sum over its labels; and the cache's size in tokens from vLLM's info metric."""
+    # Here, since every kvtierctl loads the plugins, and this library brings an HTTP server with it.
+    from prometheus_client.parser import text_string_to_metric_families
+
     sums: dict[str, float] = {}
     capacities: list[int] = []
     try:

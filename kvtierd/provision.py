@@ -1,0 +1,127 @@
+"""Carrying out a plan's parts on this host that need no loop: files, directories, hugepages."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pwd
+from pathlib import Path
+
+from kvtierd.errors import HostError, KvtierError
+from kvtierd.files import write_atomic
+from kvtierd.host.hugepage_files import HugepageFiles
+from kvtierd.host.hugepages import Hugepages
+from kvtierd.host.ledger import Ledger
+from kvtierd.plan.model import FileSpec, HugepagePlan, NodePlan
+from kvtierd.report import HugepageState
+from kvtierd.settings import Settings
+
+LAST_PLAN = "plan.json"
+MAX_PLAN_BYTES = 16 * 1024 * 1024
+
+
+def sync_files(files: tuple[FileSpec, ...]) -> list[str]:
+    """Writes the files whose content or mode differ; returns the paths written. A link in place of a file counts.
+
+    Raises:
+        StateError: one cannot be written; those before it are.
+    """
+    changed = []
+    for spec in files:
+        path = Path(spec.path)
+        mode = int(spec.mode, 8)
+        data = spec.content.encode()
+        if not _same(path, data, mode):
+            write_atomic(path, data, mode=mode)
+            changed.append(spec.path)
+    return changed
+
+
+def _same(path: Path, data: bytes, mode: int) -> bool:
+    try:
+        status = path.lstat()
+        return (
+            path.is_file()
+            and not path.is_symlink()
+            and status.st_mode & 0o7777 == mode
+            and status.st_size == len(data)
+            and path.read_bytes() == data
+        )
+    except OSError:
+        return False
+
+
+def make_directories(settings: Settings, plan: NodePlan) -> None:
+    """Directories that units write to, owned by the user that runs the unit.
+
+    Raises:
+        HostError: an unknown user, or a directory that cannot be made.
+    """
+    wanted: list[tuple[Path, str | None]] = [(Path(settings.paths.logs) / "memcache", settings.meta.user)]
+    wanted += [
+        (Path(settings.paths.state) / "engines" / unit.name, unit.user)
+        for unit in plan.units
+        if unit.kind == "engine"
+    ]
+    for directory, user in wanted:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            if user is not None and os.geteuid() == 0:
+                entry = pwd.getpwnam(user)
+                os.chown(directory, entry.pw_uid, entry.pw_gid)
+        except KeyError:
+            raise HostError(
+                f"there is no user {user!r} on this host",
+                hint="make it, or change user in the settings",
+                code="host.no-user",
+            ) from None
+        except OSError as error:
+            raise HostError(f"{directory} cannot be made: {error.strerror}", code="host.directory") from None
+
+
+def hugepage_keeper(settings: Settings) -> Hugepages:
+    """Reserving and releasing on this host, with this installation's ledger."""
+    files = HugepageFiles()
+    return Hugepages(files, Ledger(Path(settings.paths.state) / "hugepages.json", files.boot_id))
+
+
+async def reserve_hugepages(settings: Settings, plan: HugepagePlan, bytes_per_rank: int) -> HugepageState:
+    """Reserves what the plan needs; a shortage or a refusal is told, not raised: the daemon must go on."""
+    keeper = hugepage_keeper(settings)
+    try:
+        if not plan.pages:
+            await asyncio.to_thread(_give_back, keeper)
+            return HugepageState()
+        report = await asyncio.to_thread(keeper.reserve, plan)
+    except KvtierError as error:
+        return HugepageState(None, f"{error.message}{f' ({error.why})' if error.why else ''}")
+    return HugepageState(report.got_pages, "" if report.complete else report.text(bytes_per_rank or None))
+
+
+def _give_back(keeper: Hugepages) -> None:
+    if keeper.raised():
+        keeper.release()
+
+
+async def owned_pages(settings: Settings, page_size_bytes: int | None) -> int:
+    """Pages of the default size that an earlier start of kvtierd raised."""
+    try:
+        entries = await asyncio.to_thread(hugepage_keeper(settings).raised)
+    except KvtierError:
+        return 0
+    return sum(e.raised_pages for e in entries if e.page_size_bytes == page_size_bytes)
+
+
+def save_plan(settings: Settings, plan: NodePlan) -> None:
+    """Keeps the plan in force, so that a restarted daemon knows its units even when no new plan can be made."""
+    write_atomic(Path(settings.paths.state) / LAST_PLAN, plan.model_dump_json(indent=1).encode(), mode=0o600)
+
+
+def last_plan(settings: Settings) -> NodePlan | None:
+    """The plan an earlier daemon worked to, if it can still be read."""
+    with contextlib.suppress(OSError, ValueError):
+        path = Path(settings.paths.state) / LAST_PLAN
+        if path.stat().st_size <= MAX_PLAN_BYTES:
+            return NodePlan.model_validate_json(path.read_bytes())
+    return None

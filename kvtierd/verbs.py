@@ -1,0 +1,128 @@
+"""What operators can ask of the running node: the control service's verbs, apart from reloading.
+
+Verbs that change something only say what is wanted; the loop's next round does it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+from kvtierd.assembly import emulation_root
+from kvtierd.control.v1 import control_pb2 as pb
+from kvtierd.emulator.launch import cleanup as cleanup_emulation
+from kvtierd.errors import PlanError, UnitError
+from kvtierd.events import Event
+from kvtierd.node import Node
+from kvtierd.report import status_message, unit_message
+
+STOP_ORDER = ("engine", "pool", "meta", "endpoint")
+POLL_SECONDS = 0.05
+Reload = Callable[[bool], Awaitable[pb.ReloadReply]]
+
+
+class NodeVerbs:
+    """The control service's ``NodeApi`` over a running node. ``reload`` is the daemon's own."""
+
+    def __init__(self, node: Node, reload: Reload) -> None:
+        self._node = node
+        self._reload = reload
+
+    def status(self) -> pb.StatusReply:
+        """The node as last seen."""
+        return status_message(self._node.snapshot())
+
+    def plan_json(self) -> str:
+        """The plan in force."""
+        if self._node.plan is None:
+            raise PlanError("no plan is in force", hint="kvtierctl status says why", code="plan.none")
+        return self._node.plan.model_dump_json()
+
+    async def reload(self, *, restart_changed: bool) -> pb.ReloadReply:
+        """Reads the settings again."""
+        return await self._reload(restart_changed)
+
+    def events(self, last: int) -> list[Event]:
+        """Kept events."""
+        return self._node.events.last(last)
+
+    def follow_events(self, last: int) -> AsyncIterator[Event]:
+        """Kept, then new events."""
+        return self._node.events.follow(last)
+
+    async def tail(self, unit: str, lines: int) -> list[str]:
+        """Last output lines of a unit."""
+        return await self._node.backend.tail(self._node.resolve(unit), lines)
+
+    def follow_log(self, unit: str, lines: int) -> AsyncIterator[str]:
+        """Last, then new output lines of a unit."""
+        return self._node.backend.follow(self._node.resolve(unit), lines)
+
+    async def control_unit(self, unit: str, action: str, wait_seconds: float) -> pb.Unit:
+        """start, stop or restart a unit, and wait until it has settled."""
+        node = self._node
+        unit_id = node.resolve(unit)
+        before = node.view(unit_id)
+        await self.act(unit_id, action, "asked for by kvtierctl")
+        deadline = time.monotonic() + wait_seconds
+        wanted = {"stopped"} if action == "stop" else {"ready", "failed"}
+        while True:
+            view = node.view(unit_id)
+            if view is None:
+                raise UnitError(f"{unit_id} is gone", code="unit.unknown")
+            fresh = action != "restart" or before is None or view.instance != before.instance
+            if (view.state in wanted and fresh) or time.monotonic() >= deadline:
+                return unit_message(view)
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def act(self, unit_id: str, action: str, reason: str) -> None:
+        """Says what is wanted of a unit; a running MetaService is quiesced before it is stopped."""
+        node = self._node
+        view = node.view(unit_id)
+        stops_meta = action != "start" and view is not None and view.kind == "meta" and view.pid is not None
+        # A MetaService stopped with requests in flight leaves clients hanging and values in doubt.
+        if stops_meta and node.keeper is not None and await node.keeper.quiesce():
+            node.clean_stop_instance = view.instance if view else None
+        if action == "start":
+            node.supervisor.request_start(unit_id)
+        elif action == "stop":
+            node.supervisor.request_stop(unit_id)
+        else:
+            node.supervisor.request_restart(unit_id, reason)
+
+    async def stop_all(self, wait_seconds: float) -> list[pb.Unit]:
+        """Stops every unit: engines first, the endpoint last, each kind within the time that is left."""
+        node = self._node
+        deadline = time.monotonic() + wait_seconds
+        for kind in STOP_ORDER:
+            ids = [v.id for v in node.supervisor.views() if v.kind == kind]
+            for unit_id in ids:
+                await self.act(unit_id, "stop", "stop --all")
+            while time.monotonic() < deadline and self._any_runs(ids):  # noqa: ASYNC110 - views have no event
+                await asyncio.sleep(POLL_SECONDS)
+        views = node.supervisor.views()
+        if node.plan is not None and node.plan.emulated and not any(v.pid for v in views):
+            await asyncio.to_thread(cleanup_emulation, emulation_root(node.settings))
+        return [unit_message(v) for v in views]
+
+    def _any_runs(self, ids: list[str]) -> bool:
+        return any(v.pid or v.state == "stopping" for v in self._node.supervisor.views() if v.id in ids)
+
+    async def purge(self) -> pb.PurgeReply:
+        """Empties the pool."""
+        node = self._node
+        if node.keeper is None:
+            raise UnitError("no MetaService runs on this node", code="unit.missing")
+        seconds = await node.keeper.purge()
+        node.events.add("warning", "tier.purged", f"the pool was emptied by an operator ({seconds:.1f} s)")
+        return pb.PurgeReply(seconds=seconds)
+
+    def plugins(self) -> list[pb.Plugin]:
+        """Installed plugins."""
+        return [
+            pb.Plugin(
+                name=p.name, distribution=p.distribution, version=p.version, drivers=p.drivers, problem=p.problem
+            )
+            for p in self._node.plugins.plugins
+        ]  # fmt: skip
