@@ -243,6 +243,7 @@ class Daemon:
                 endpoint_mode=str(status["mode"]) if status else None,
                 endpoint_admission=str(status["admission"]) if status else None,
                 clean_stop=clean,
+                survivors_missing=_missing_survivors(status),
                 clients_alive=any(v.kind in {"pool", "engine"} and v.pid for v in node.supervisor.views()),
             )
         )
@@ -413,6 +414,12 @@ class Daemon:
         for view in self.node.supervisor.views():
             if view.kind == "pool" and view.pid:
                 self.node.supervisor.request_restart(view.id, reason)
+
+
+def _missing_survivors(endpoint: Mapping[str, Any] | None) -> int:
+    if endpoint is None:
+        return 0
+    return max(0, int(endpoint["survivors"]["expected"]) - int(endpoint["survivors"]["back"]))
 
 
 async def _nothing() -> None:

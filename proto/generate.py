@@ -45,7 +45,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         files = generate(Path(scratch))
     if "--check" in sys.argv:
-        stale = [n for n, text in files.items() if not (TARGET / n).exists() or (TARGET / n).read_text() != text]
+        stale = [
+            n for n, text in files.items() if not (TARGET / n).exists() or (TARGET / n).read_text() != text
+        ]
         if stale:
             raise SystemExit(f"stale generated files: {', '.join(stale)}; run make proto")
         return

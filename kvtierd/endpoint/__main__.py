@@ -11,6 +11,8 @@ import socket
 import sys
 from pathlib import Path
 
+import uvloop
+
 from kvtierd.endpoint.config import load_config
 from kvtierd.endpoint.service import PORT_TAKEN, EndpointService, bind
 from kvtierd.errors import EndpointError
@@ -47,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
         async def run() -> None:
             await _serve(EndpointService(config), listeners)
 
-        asyncio.run(run())
+        uvloop.run(run())
     except EndpointError as error:
         print(f"kvtierd.endpoint: {error}", file=sys.stderr)
         return EXIT_PORT_TAKEN if error.stable_code == PORT_TAKEN else error.exit_code

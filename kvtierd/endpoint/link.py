@@ -175,6 +175,29 @@ class Link:
         """The client may still be sent something."""
         return self.state not in (LinkState.LEFT, LinkState.CLOSED)
 
+    def passes_from_client(self, data: bytes) -> bool:
+        """``client_data(data)`` will answer exactly ``[SendServer(data)]``.
+
+        So the shell may send first and tell the link behind it: what the link writes down about a frame is then not
+        on the way of the frame.
+        """
+        return (
+            self.state is LinkState.RELAY
+            and self._mode is Mode.SERVE
+            and self._has_server
+            and not self._from_client.pending_bytes
+            and framing.is_one_frame(data)
+        )
+
+    def passes_from_server(self, data: bytes) -> bool:
+        """``server_data(data)`` will answer exactly ``[SendClient(data)]``; see ``passes_from_client``."""
+        return (
+            self.state is LinkState.RELAY
+            and self._has_server
+            and not self._from_server.pending_bytes
+            and framing.is_one_frame(data)
+        )
+
     # -- events ----------------------------------------------------------------------------------
 
     def client_data(self, data: bytes, now: float) -> list[Action]:

@@ -341,19 +341,30 @@ class MetaConnection(ClientConnection):
 
     def data_received(self, data: bytes) -> None:
         """Bytes from the client."""
-        if self.link is None:
+        link, server = self.link, self.server
+        if link is None:
             super().data_received(data)
+            return
+        if server is not None and link.passes_from_client(data):
+            server.write(data)  # on its way first, written down behind it
+            link.client_data(data, time.monotonic())
         else:
-            self.run(self.link.client_data(data, time.monotonic()))
-            if self.link.congested:
-                self.regulate()
+            self.run(link.client_data(data, time.monotonic()))
+        if link.congested:
+            self.regulate()
 
     def server_data(self, data: bytes) -> None:
         """Bytes from the MetaService."""
-        if self.link is not None:
-            self.run(self.link.server_data(data, time.monotonic()))
-            if not self.reading:
-                self.regulate()
+        link = self.link
+        if link is None:
+            return
+        if link.passes_from_server(data) and not self.transport.is_closing():
+            self.transport.write(data)
+            link.server_data(data, time.monotonic())
+        else:
+            self.run(link.server_data(data, time.monotonic()))
+        if not self.reading:
+            self.regulate()
 
     def server_gone(self) -> None:
         """The MetaService closed this connection."""

@@ -177,6 +177,14 @@ class FrameDecoder:
         return frames
 
 
+def is_one_frame(data: bytes) -> bool:
+    """Whether the bytes are exactly one frame that ``FrameDecoder`` accepts."""
+    if len(data) < HEADER_BYTES:
+        return False
+    kind, opcode, body_bytes, _sequence, _crc = HEADER.unpack_from(data)
+    return bool(kind == 0 and opcode >= 0 and body_bytes == len(data) - HEADER_BYTES <= MAX_BODY_BYTES)
+
+
 def parse_client_handshake(data: bytes) -> int | None:
     """The client's rank, or ``None`` for a client without one.
 

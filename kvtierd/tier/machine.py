@@ -42,6 +42,8 @@ class TierInputs:
         endpoint_mode: "serve", "quiesce", "recover"; ``None`` without an endpoint or when it does not answer.
         endpoint_admission: "all" or "survivors"; ``None`` likewise.
         clean_stop: The run before this one was stopped after a quiesce.
+        survivors_missing: Client processes that the endpoint knew and that have not come back; also those without a
+            rank count there.
         clients_alive: Some process that may have a rank is running: without any there are no survivors to wait for.
     """
 
@@ -53,6 +55,7 @@ class TierInputs:
     endpoint_mode: str | None
     endpoint_admission: str | None
     clean_stop: bool = False
+    survivors_missing: int = 0
     clients_alive: bool = True
 
 
@@ -167,7 +170,8 @@ class TierMachine:
             self._since_seconds = seen.now_seconds
         waited = seen.now_seconds - self._since_seconds
         back, _ = joinable(pool, self._members)
-        if not back and self._members and waited < SURVIVORS_SECONDS:
+        missing = seen.survivors_missing if seen.clients_alive else 0
+        if ((not back and self._members) or missing) and waited < SURVIVORS_SECONDS:
             return tuple(actions)
         if not back:
             self._given_up = tuple(sorted(set(self._members) - {r.rank for r in pool.cluster.ranks}))

@@ -358,3 +358,47 @@ def test_every_request_is_answered_exactly_once_within_a_second(events: list[tup
     run(link.server_lost(now))
     got += [f.sequence for f in FrameDecoder().feed(client.take_carried())]
     assert sorted(got) == sorted(asked)
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), st.sampled_from([Opcode.IS_EXIST, Opcode.REGISTER]), st.integers(1, 4)),
+        st.tuples(st.just("reply"), st.just(Opcode.IS_EXIST), st.integers(1, 4)),
+        st.tuples(st.just("server-asks"), st.just(Opcode.REPLICATE), st.integers(1, 4)),
+        st.tuples(st.just("half"), st.just(Opcode.IS_EXIST), st.integers(1, 4)),
+        st.tuples(st.just("mode"), st.sampled_from(list(Mode)), st.just(0)),
+        st.tuples(st.sampled_from(["lost", "cut", "tick", "garbage"]), st.none(), st.just(0)),
+    ),
+    max_size=30,
+)  # fmt: skip
+
+
+@given(STEPS)
+def test_what_passes_is_sent_exactly_as_it_came(steps) -> None:
+    """The shell sends first and tells the link afterwards wherever the link says that this changes nothing."""
+    link, now, passed = make(), 1.0, 0
+    for what, which, number in steps:
+        now += 0.01
+        if what in {"ask", "half", "garbage"}:
+            data = b"\x05" * 20 if what == "garbage" else request(which, number)
+            data = data[:-3] if what == "half" else data
+            passes = link.passes_from_client(data)
+            actions = link.client_data(data, now)
+            assert not passes or actions == [SendServer(data)]
+            passed += passes
+        elif what in {"reply", "server-asks"}:
+            data = exist_answer(number) if what == "reply" else framing.encode_frame(which, number, bytes(8))
+            passes = link.passes_from_server(data)
+            actions = link.server_data(data, now)
+            assert not passes or actions == [SendClient(data)]
+            passed += passes
+        elif what == "mode":
+            link.set_mode(which, now)
+        elif what == "lost":
+            link.server_lost(now)
+        elif what == "cut":
+            link.cut(now)
+        else:
+            link.tick(now)
+    if all(what in {"ask", "reply", "tick"} for what, *_ in steps):
+        assert passed == sum(what != "tick" for what, *_ in steps), "the ordinary way is the fast one"

@@ -112,6 +112,13 @@ def test_the_purge_waits_for_every_survivor():
     assert story.look(pool=pool()) == ("purge",)
 
 
+def test_clients_without_a_rank_are_waited_for_too():
+    story = Story()
+    story.killed_and_back()
+    assert story.look(pool=pool(), survivors_missing=1) == ()
+    assert story.look(survivors_missing=0) == ("purge",)
+
+
 def test_survivors_that_never_come_are_given_up_and_the_holder_is_restarted():
     story = Story()
     story.killed_and_back()
