@@ -24,11 +24,11 @@ demo: setup  ## the main job: real MetaService, real pool, reference engine, in 
 	$(BIN)/kvtierctl demo $(DEMO_ARGS)
 
 test: setup  ## all tests that run within about 10 minutes, fast ones first
-	$(BIN)/pytest tests/unit $(PLUGINS:%=%/tests) $(PYTEST_ARGS)
-	$(BIN)/pytest tests/e2e $(PYTEST_ARGS)
+	$(BIN)/pytest -n 2 tests/unit $(PLUGINS:%=%/tests) $(PYTEST_ARGS)
+	$(BIN)/pytest -n 3 tests/e2e $(PYTEST_ARGS)
 
 test-fast: setup  ## unit tests only
-	$(BIN)/pytest tests/unit $(PLUGINS:%=%/tests) $(PYTEST_ARGS)
+	$(BIN)/pytest -n 2 tests/unit $(PLUGINS:%=%/tests) $(PYTEST_ARGS)
 
 lint: setup  ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .

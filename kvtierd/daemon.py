@@ -22,39 +22,27 @@ from kvtierd import __version__
 from kvtierd.assembly import (
     DEFAULT_SETTINGS,
     SOCKET_NAME,
-    inventory_of_this_host,
-    plan_for,
-    prepare_emulation,
-    purge_script,
 )
 from kvtierd.control.server import ControlServer
 from kvtierd.control.v1 import control_pb2 as pb
-from kvtierd.endpoint.control import EndpointControl
-from kvtierd.errors import KvtierError, PlanError
+from kvtierd.errors import KvtierError
 from kvtierd.events import EventLog
 from kvtierd.files import DirectoryLock
 from kvtierd.http_get import fetch_text
-from kvtierd.memcache.health import ExpectedPool
 from kvtierd.node import Node
 from kvtierd.observe.engines import EngineObserver, Target
 from kvtierd.plan.model import NodePlan, UnitSpec
-from kvtierd.plan.units import ENDPOINT_ID, META_ID
+from kvtierd.plan.units import META_ID
 from kvtierd.plugins import load_plugins
 from kvtierd.provision import (
     last_plan,
-    make_directories,
-    owned_pages,
-    reserve_hugepages,
-    save_plan,
-    sync_files,
 )
 from kvtierd.service import ServiceManager, configure_logging
 from kvtierd.settings import Settings, load_settings
-from kvtierd.tier.keeper import TierKeeper
-from kvtierd.tier.machine import TierInputs, TierMachine
+from kvtierd.takeover import Takeover
+from kvtierd.tier.machine import TierInputs
 from kvtierd.tier.meta_check import check_meta
 from kvtierd.units.backend import UnitProcess
-from kvtierd.units.owned import owned_pids
 from kvtierd.units.shim_backend import ShimBackend
 from kvtierd.units.supervisor import Supervisor
 from kvtierd.units.views import UnitEvent, UnitView
@@ -91,9 +79,9 @@ class Daemon:
             supervisor=supervisor,
             observer=EngineObserver(fetch_text),
         )
-        self._verbs = NodeVerbs(self.node, self.reload)
+        self._verbs = NodeVerbs(self.node, self._reload)
+        self._takeover = Takeover(self.node, self._verbs.act)
         self._stopping = asyncio.Event()
-        self._reload_lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._observing: asyncio.Task[None] | None = None
         self._next_observation = 0.0
@@ -115,7 +103,7 @@ class Daemon:
             adopted = await node.supervisor.adopt()
             node.plan = last_plan(node.settings)
             if node.plan is not None:
-                await self._connect_tier(node.settings, node.plan)
+                await self._takeover.connect_tier(node.settings, node.plan)
             await server.start()
             self._watch_signals()
             node.events.add(
@@ -142,7 +130,7 @@ class Daemon:
 
     async def _first_plan(self) -> None:
         try:
-            await self.reload(False)
+            await self._reload(False)
         except KvtierError as error:
             # Units that run go on under the plan in force; the operator sees what is wrong in status.
             self.node.events.add("error", "daemon.no-plan", error.message)
@@ -152,16 +140,19 @@ class Daemon:
         finally:
             self.node.planned = True
 
+    async def _reload(self, restart_changed: bool) -> pb.ReloadReply:
+        return await self._takeover.reload(restart_changed)
+
     async def _reload_by_signal(self) -> None:
         with contextlib.suppress(KvtierError):  # it is in the events and in status
-            await self.reload(False)
+            await self._reload(False)
 
     async def _wind_up(self, server: ControlServer) -> None:
         node = self.node
-        if node.settings.daemon.stop_units_on_exit:
+        if node.settings.daemon.stop_units_on_exit and node.planned:
             going_round = asyncio.create_task(self._go_round())
             with contextlib.suppress(KvtierError):
-                await self._verbs.stop_all(STOP_ALL_SECONDS)
+                await self._verbs.stop_all(STOP_ALL_SECONDS, remember=False)
             going_round.cancel()
         for task in self._tasks | ({self._observing} if self._observing else set()):
             task.cancel()
@@ -229,6 +220,8 @@ class Daemon:
         pool, node.endpoint_status = await asyncio.gather(
             keeper.look() if instance is not None else _nothing(), self._ask_endpoint()
         )
+        if keeper is not node.keeper:
+            return  # a reload has put another in its place
         clean = node.clean_stop_instance is not None and node.clean_stop_instance == self._meta_instance
         status = node.endpoint_status
         await keeper.step(
@@ -244,7 +237,9 @@ class Daemon:
                 endpoint_admission=str(status["admission"]) if status else None,
                 clean_stop=clean,
                 survivors_missing=_missing_survivors(status),
-                clients_alive=any(v.kind in {"pool", "engine"} and v.pid for v in node.supervisor.views()),
+                # Without the endpoint, clients of other nodes may be there that only the MetaService knows.
+                clients_alive=node.endpoint is None
+                or any(v.kind in {"pool", "engine"} and v.pid for v in node.supervisor.views()),
             )
         )
         if instance is not None:
@@ -283,10 +278,12 @@ class Daemon:
             view = views.get(other)
             if view is None or view.state not in {"ready", "degraded"}:
                 return f"waits for {other} ({view.state if view else 'not there'})"
-        if spec.kind == "engine" and node.plan is not None and node.plan.pool.placement == "standalone":
-            tier = node.tier
-            if tier.state != "joinable":
-                return f"waits for the pool: it is {tier.state.replace('_', ' ')}: {'; '.join(tier.reasons)}"
+        tier = node.tier
+        if node.keeper is not None and node.endpoint is None and tier.phase == "recovering":
+            return "waits until those that knew the MetaService are back"  # no endpoint holds newcomers here
+        standalone = node.plan is not None and node.plan.pool.placement == "standalone"
+        if spec.kind == "engine" and standalone and node.keeper is not None and tier.state != "joinable":
+            return f"waits for the pool: it is {tier.state.replace('_', ' ')}: {'; '.join(tier.reasons)}"
         return None
 
     async def _check_meta(self, spec: UnitSpec, process: UnitProcess) -> str | None:
@@ -303,118 +300,6 @@ class Daemon:
     def _unit_event(self, event: UnitEvent) -> None:
         self.node.events.add(event.severity, event.kind, event.message, unit=event.unit_id)
 
-    # -- settings to plan to host
-
-    async def reload(self, restart_changed: bool) -> pb.ReloadReply:
-        """Reads settings, makes a new plan and takes it over; a plan with refusals leaves everything as it is.
-
-        Raises:
-            KvtierError: the settings are wrong, the plan is refused, or the host does not take it.
-        """
-        async with self._reload_lock:
-            try:
-                settings, plan = await self._new_plan()
-                if plan.refusals:
-                    raise PlanError(
-                        "the plan is refused: " + "; ".join(r.message for r in plan.refusals),
-                        hint="; ".join(dict.fromkeys(r.hint for r in plan.refusals if r.hint)),
-                        code="plan.refused",
-                    )
-                return await self._take_over(settings, plan, restart_changed=restart_changed)
-            except KvtierError as error:
-                # What runs goes on under the plan in force; status says what is wrong until a reload succeeds.
-                self.node.problems = [error.message]
-                raise
-
-    async def _new_plan(self) -> tuple[Settings, NodePlan]:
-        node = self.node
-        settings = await asyncio.to_thread(load_settings, node.settings_file)
-        if settings.paths != node.settings.paths:
-            raise PlanError(
-                "[paths] cannot change while kvtierd runs", hint="kvtierctl stop --all, then restart kvtierd"
-            )
-        inventory = await inventory_of_this_host(settings)
-        plan = await asyncio.to_thread(
-            plan_for,
-            settings,
-            inventory,
-            node.plugins,
-            owned_pids=owned_pids(node.runtime / "units"),
-            owned_pages=await owned_pages(settings, inventory.default_hugepage_size_bytes),
-        )
-        return settings, plan
-
-    async def _take_over(
-        self, settings: Settings, plan: NodePlan, *, restart_changed: bool
-    ) -> pb.ReloadReply:
-        node = self.node
-        before = {u.id: u for u in node.plan.units} if node.plan else {}
-        if plan.emulated:
-            await asyncio.to_thread(prepare_emulation, settings)
-        node.hugepages = await reserve_hugepages(settings, plan.hugepages, plan.pool.dram_bytes_per_provider)
-        if node.hugepages.problem:
-            node.events.add("error", "hugepages.short", node.hugepages.problem)
-        await asyncio.to_thread(make_directories, settings, plan)
-        written = await asyncio.to_thread(sync_files, plan.files)
-        await asyncio.to_thread(save_plan, settings, plan)
-        node.settings, node.plan, node.problems = settings, plan, []
-        await self._connect_tier(settings, plan)
-        running = {v.id: v for v in node.supervisor.views() if v.pid}
-        stale = [
-            u.id
-            for u in plan.units
-            if u.id in running
-            and (running[u.id].stale or (u.id in before and u.digest != before[u.id].digest))
-        ]
-        if written or stale or before.keys() != {u.id for u in plan.units}:
-            node.events.add(
-                "info",
-                "daemon.plan",
-                f"new plan: {len(written)} files written, {len(plan.units)} units, {len(stale)} changed",
-            )
-        if restart_changed:
-            for unit in stale:
-                await self._verbs.act(unit, "restart", "its specification changed")
-        return pb.ReloadReply(
-            changed_files=written,
-            new_units=[u.id for u in plan.units if u.id not in before],
-            removed_units=[u for u in before if plan.unit(u) is None],
-            stale_units=stale,
-            notes=[note.message for note in plan.notes],
-        )
-
-    async def _connect_tier(self, settings: Settings, plan: NodePlan) -> None:
-        node, meta = self.node, plan.unit(META_ID)
-        if node.keeper is not None:
-            await node.keeper.close()
-            node.keeper = None
-        if plan.meta is None or meta is None:
-            return
-        relay = plan.unit(ENDPOINT_ID) is not None
-        node.endpoint = EndpointControl(node.runtime / "endpoint.sock") if relay else None
-        machine = TierMachine(
-            ExpectedPool(plan.pool.capacity_bytes, plan.pool.providers, plan.pool.alignment_bytes),
-            purge_on_unclean=settings.pool.purge_on_unclean,
-            has_endpoint=relay,
-        )
-        admin_conf = next(f.path for f in plan.files if f.path.endswith("mmc-local-admin.conf"))
-        node.keeper = TierKeeper(
-            plan,
-            machine,
-            state_file=node.state / "tier.json",
-            endpoint=node.endpoint,
-            purge_argv=_purge_command(meta),
-            purge_env={**meta.env, "MMC_LOCAL_CONFIG_PATH": admin_conf},
-            restart_providers=self._restart_providers,
-            events=node.events,
-        )
-        node.keeper.recall()
-
-    def _restart_providers(self, reason: str) -> None:
-        for view in self.node.supervisor.views():
-            if view.kind == "pool" and view.pid:
-                self.node.supervisor.request_restart(view.id, reason)
-
 
 def _missing_survivors(endpoint: Mapping[str, Any] | None) -> int:
     if endpoint is None:
@@ -424,13 +309,6 @@ def _missing_survivors(endpoint: Mapping[str, Any] | None) -> int:
 
 async def _nothing() -> None:
     return None
-
-
-def _purge_command(meta: UnitSpec) -> tuple[str, ...]:
-    """The purge program in the MetaService's interpreter and namespace; a run package's in ours."""
-    if meta.argv[-1].endswith("run_meta.py"):
-        return (*meta.argv[:-1], purge_script())
-    return (sys.executable, purge_script())
 
 
 async def _run(settings_file: Path, settings: Settings, service: ServiceManager) -> None:

@@ -15,7 +15,7 @@ from kvtierd.observe.tiers import tier_lines
 from kvtierd.plan.model import NodePlan
 from kvtierd.plan.units import resolve_unit
 from kvtierd.plugins import PluginSet
-from kvtierd.report import HugepageState, NodeState, exit_problems
+from kvtierd.report import HugepageState, NodeState, unit_problems
 from kvtierd.settings import Settings
 from kvtierd.tier.keeper import TierKeeper
 from kvtierd.tier.machine import TierView
@@ -64,11 +64,6 @@ class Node:
         """The state directory; it does not change while the daemon runs."""
         return Path(self.settings.paths.state)
 
-    @property
-    def tier(self) -> TierView:
-        """The tier as last judged."""
-        return self.keeper.view if self.keeper is not None else TierView()
-
     def view(self, unit_id: str) -> UnitView | None:
         """One unit as last seen."""
         return next((v for v in self.supervisor.views() if v.id == unit_id), None)
@@ -76,6 +71,30 @@ class Node:
     def resolve(self, name: str) -> str:
         """The id of the unit an operator means. Raises ``UsageError``."""
         return resolve_unit(name, [v.id for v in self.supervisor.views()])
+
+    def _problems(self, views: tuple[UnitView, ...]) -> list[str]:
+        """Everything that keeps this node from being as it should be, worst first."""
+        found = list(self.problems)
+        if self.plan is None and not found:
+            found.append("no plan is in force yet: the first one is being made")
+        found += unit_problems(views)
+        if self.hugepages.problem:
+            found.append(self.hugepages.problem.splitlines()[0])
+        if self.keeper is not None and self.tier.state != "joinable":
+            found.append(f"the tier is {self.tier.state.replace('_', ' ')}: {'; '.join(self.tier.reasons)}")
+        found += [f"{unit}: {text}" for unit, text in sorted(self.observer.problems.items())]
+        if self.events.unwritten:
+            found.append(f"{self.events.unwritten} events could not be written to {self.state}")
+        return found
+
+    @property
+    def tier(self) -> TierView:
+        """The tier as last judged; on a node without the MetaService, who judges it."""
+        if self.keeper is not None:
+            return self.keeper.view
+        if self.plan is not None and self.plan.master not in {"", self.plan.node}:
+            return TierView(reasons=(f"looked after by {self.plan.master}",))
+        return TierView()
 
     def snapshot(self) -> NodeState:
         """Everything the status is made of, at this moment."""
@@ -88,6 +107,7 @@ class Node:
             keeper.pool_seen_unix_seconds if keeper else None,
             self.tier,
             now,
+            fresh_seconds=3 * self.settings.observe.interval + 2,
         )
         return NodeState(
             plan=self.plan,
@@ -96,7 +116,7 @@ class Node:
             tiers=lines if self.plan else (),
             endpoint=self.endpoint_status,
             hugepages=self.hugepages,
-            problems=[*self.problems, *exit_problems(self.plan, self.tier, views)],
+            problems=self._problems(views),
             backend=self.backend.name,
             started_unix_seconds=self.started_unix_seconds,
             now_unix_seconds=now,

@@ -18,6 +18,7 @@ from kvtierd.report import HugepageState
 from kvtierd.settings import Settings
 
 LAST_PLAN = "plan.json"
+LEDGER = "hugepages.json"
 MAX_PLAN_BYTES = 16 * 1024 * 1024
 
 
@@ -83,7 +84,7 @@ def make_directories(settings: Settings, plan: NodePlan) -> None:
 def hugepage_keeper(settings: Settings) -> Hugepages:
     """Reserving and releasing on this host, with this installation's ledger."""
     files = HugepageFiles()
-    return Hugepages(files, Ledger(Path(settings.paths.state) / "hugepages.json", files.boot_id))
+    return Hugepages(files, Ledger(Path(settings.paths.state) / LEDGER, files.boot_id))
 
 
 async def reserve_hugepages(settings: Settings, plan: HugepagePlan, bytes_per_rank: int) -> HugepageState:
@@ -104,13 +105,15 @@ def _give_back(keeper: Hugepages) -> None:
         keeper.release()
 
 
-async def owned_pages(settings: Settings, page_size_bytes: int | None) -> int:
-    """Pages of the default size that an earlier start of kvtierd raised."""
+async def owned_pages(settings: Settings, default_size_bytes: int | None) -> int:
+    """Pages of the plan's size that are kvtierd's own from an earlier start; 0 when nothing is known of any."""
+    size = settings.pool.hugepage_size or default_size_bytes
+    if size is None or not (Path(settings.paths.state) / LEDGER).exists():
+        return 0
     try:
-        entries = await asyncio.to_thread(hugepage_keeper(settings).raised)
+        return await asyncio.to_thread(hugepage_keeper(settings).own_pages, size)
     except KvtierError:
         return 0
-    return sum(e.raised_pages for e in entries if e.page_size_bytes == page_size_bytes)
 
 
 def save_plan(settings: Settings, plan: NodePlan) -> None:

@@ -85,7 +85,7 @@ def status_message(state: NodeState) -> pb.StatusReply:
         series=plan.series if plan else "",
         emulated=plan.emulated if plan else False,
         epoch=0,
-        master=plan.node if plan else "",
+        master=plan.master if plan else "",
         backend=state.backend,
         version=__version__,
         memcache_version=plan.memcache_version if plan else "",
@@ -133,9 +133,8 @@ def _clients(endpoint: Mapping[str, Any] | None, views: Sequence[UnitView]) -> l
     ]
 
 
-def exit_problems(plan: NodePlan | None, tier: TierView, views: Sequence[UnitView]) -> list[str]:
-    """What keeps this node from being healthy, worst first."""
-    problems = [f"{view.id} has failed: {view.reason}" for view in views if view.state == "failed"]
-    if plan is not None and tier.state != "joinable":
-        problems.append(f"the tier is {tier.state.replace('_', ' ')}: {'; '.join(tier.reasons)}")
-    return problems
+def unit_problems(views: Sequence[UnitView]) -> list[str]:
+    """Units that are not as they should be: failed first, then those that are tried again or limp."""
+    failed = [f"{v.id} has failed: {v.reason}" for v in views if v.state == "failed"]
+    limping = [f"{v.id} is {v.state}: {v.reason}" for v in views if v.state in {"backoff", "degraded"}]
+    return failed + limping

@@ -16,10 +16,20 @@ from kvtierd.errors import PlanError, UnitError
 from kvtierd.events import Event
 from kvtierd.node import Node
 from kvtierd.report import status_message, unit_message
+from kvtierd.takeover import STOP_ORDER
+from kvtierd.units.views import UnitView
 
-STOP_ORDER = ("engine", "pool", "meta", "endpoint")
 POLL_SECONDS = 0.05
 Reload = Callable[[bool], Awaitable[pb.ReloadReply]]
+
+
+def _is_news(action: str, before: UnitView | None, view: UnitView) -> bool:
+    """Whether what is seen came after the request: the state from before it says nothing of its outcome."""
+    if before is None or action == "stop":
+        return True
+    if view.state == "failed":
+        return view.since_unix_seconds != before.since_unix_seconds
+    return action == "start" or view.instance != before.instance
 
 
 class NodeVerbs:
@@ -40,8 +50,8 @@ class NodeVerbs:
         return self._node.plan.model_dump_json()
 
     async def reload(self, *, restart_changed: bool) -> pb.ReloadReply:
-        """Reads the settings again."""
-        return await self._reload(restart_changed)
+        """Reads the settings again. A client that goes away does not leave half of it done."""
+        return await asyncio.shield(asyncio.ensure_future(self._reload(restart_changed)))
 
     def events(self, last: int) -> list[Event]:
         """Kept events."""
@@ -71,12 +81,11 @@ class NodeVerbs:
             view = node.view(unit_id)
             if view is None:
                 raise UnitError(f"{unit_id} is gone", code="unit.unknown")
-            fresh = action != "restart" or before is None or view.instance != before.instance
-            if (view.state in wanted and fresh) or time.monotonic() >= deadline:
+            if (view.state in wanted and _is_news(action, before, view)) or time.monotonic() >= deadline:
                 return unit_message(view)
             await asyncio.sleep(POLL_SECONDS)
 
-    async def act(self, unit_id: str, action: str, reason: str) -> None:
+    async def act(self, unit_id: str, action: str, reason: str, *, remember: bool = True) -> None:
         """Says what is wanted of a unit; a running MetaService is quiesced before it is stopped."""
         node = self._node
         view = node.view(unit_id)
@@ -87,18 +96,21 @@ class NodeVerbs:
         if action == "start":
             node.supervisor.request_start(unit_id)
         elif action == "stop":
-            node.supervisor.request_stop(unit_id)
+            node.supervisor.request_stop(unit_id, remember=remember)
         else:
             node.supervisor.request_restart(unit_id, reason)
 
-    async def stop_all(self, wait_seconds: float) -> list[pb.Unit]:
-        """Stops every unit: engines first, the endpoint last, each kind within the time that is left."""
+    async def stop_all(self, wait_seconds: float, *, remember: bool = True) -> list[pb.Unit]:
+        """Stops every unit: engines first, the endpoint last, each kind within the time that is left.
+
+        ``remember``: they stay stopped for the next daemon too.
+        """
         node = self._node
         deadline = time.monotonic() + wait_seconds
         for kind in STOP_ORDER:
             ids = [v.id for v in node.supervisor.views() if v.kind == kind]
             for unit_id in ids:
-                await self.act(unit_id, "stop", "stop --all")
+                await self.act(unit_id, "stop", "stop --all", remember=remember)
             while time.monotonic() < deadline and self._any_runs(ids):  # noqa: ASYNC110 - views have no event
                 await asyncio.sleep(POLL_SECONDS)
         views = node.supervisor.views()

@@ -59,9 +59,13 @@ def demo(
     nothing behind. JSON: passes [{name, ttft_seconds, prompt_tokens, l1_tokens, l3_tokens, computed_tokens}],
     same_output, seconds, status.
     """
+    import signal
+
     from kvtierd.workload.demo import DemoNode
 
     started = time.monotonic()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # like Ctrl-C: leave nothing behind
+        signal.signal(number, signal.default_int_handler)
     with _progress(quiet=as_json) as say, DemoNode(say) as node:
         passes = _run(node, _texts(prompts, length), say)
         time.sleep(1.2)  # the next look at the metrics, so that status shows the last pass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,7 @@ from kvtierd.cli.common import JsonOption, SettingsOption, load, print_json
 from kvtierd.quantities import format_size
 
 if TYPE_CHECKING:
+    from kvtierd.plan.inventory import Inventory
     from kvtierd.plan.model import NodePlan
 
 InventoryOption = Annotated[
@@ -51,16 +52,16 @@ def _make(settings: Path | None, inventory: Path | None, node: str | None) -> No
     import asyncio
 
     from kvtierd.assembly import inventory_of_this_host
-
-    found = asyncio.run(inventory_of_this_host(loaded))
-    owned: dict[str, Any] = {"owned_pids": _unit_pids(Path(loaded.paths.runtime) / "units"), "owned_pages": 0}
-    return plan_for(loaded, found, load_plugins(), node=node, **owned)
-
-
-def _unit_pids(directory: Path) -> frozenset[int]:
+    from kvtierd.provision import owned_pages
     from kvtierd.units.owned import owned_pids
 
-    return owned_pids(directory)
+    async def look() -> tuple[Inventory, int]:
+        found = await inventory_of_this_host(loaded)
+        return found, await owned_pages(loaded, found.default_hugepage_size_bytes)
+
+    found, pages = asyncio.run(look())
+    pids = owned_pids(Path(loaded.paths.runtime) / "units")
+    return plan_for(loaded, found, load_plugins(), node=node, owned_pids=pids, owned_pages=pages)
 
 
 def print_plan(made: NodePlan) -> None:

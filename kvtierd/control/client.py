@@ -15,6 +15,8 @@ from kvtierd.control.wire import CHANNEL_OPTIONS, unpack
 from kvtierd.errors import DaemonUnreachableError, KvtierError
 
 CALL_SECONDS = 5.0
+RELOAD_SECONDS = 600.0  # hundreds of GiB of hugepages take minutes
+STOP_EXTRA_SECONDS = 20.0  # the quiesce of the MetaService comes on top
 Reply = TypeVar("Reply")
 
 
@@ -49,7 +51,10 @@ class ControlClient:
     def reload(self, *, restart_changed: bool) -> pb.ReloadReply:
         """Makes the daemon read its settings again."""
         return self._call(
-            self._stub.Reload, pb.ReloadRequest(restart_changed=restart_changed), pb.ReloadReply, seconds=60
+            self._stub.Reload,
+            pb.ReloadRequest(restart_changed=restart_changed),
+            pb.ReloadReply,
+            seconds=RELOAD_SECONDS,
         )
 
     def events(self, *, last: int = 0, follow: bool = False) -> Iterator[pb.Event]:
@@ -68,7 +73,7 @@ class ControlClient:
             unit=unit, action=f"ACTION_{action.upper()}", wait_seconds=wait_seconds
         )
         reply = self._call(
-            self._stub.ControlUnit, request, pb.ControlUnitReply, seconds=wait_seconds + CALL_SECONDS
+            self._stub.ControlUnit, request, pb.ControlUnitReply, seconds=wait_seconds + STOP_EXTRA_SECONDS
         )
         return reply.unit
 
@@ -77,7 +82,7 @@ class ControlClient:
         request = pb.StopAllRequest(wait_seconds=wait_seconds)
         return list(
             self._call(
-                self._stub.StopAll, request, pb.StopAllReply, seconds=wait_seconds + CALL_SECONDS
+                self._stub.StopAll, request, pb.StopAllReply, seconds=wait_seconds + STOP_EXTRA_SECONDS
             ).units
         )
 

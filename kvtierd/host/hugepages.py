@@ -129,6 +129,22 @@ class Hugepages:
                 settle(entry, self._files.read(*entry.key).persistent) for entry in self._ledger.entries()
             )
 
+    def own_pages(self, page_size_bytes: int) -> int:
+        """Pages of this size that are kvtierd's: raised by it, or in the use of its units since it first reserved.
+
+        Raises:
+            HugepageError, StateError: as ``reserve``.
+        """
+        own = 0
+        with self._ledger.locked():
+            for entry in self._ledger.entries():
+                if entry.page_size_bytes == page_size_bytes:
+                    counts = self._files.read(*entry.key)
+                    settled = settle(entry, counts.persistent)
+                    in_use = max(0, counts.committed - settled.others_pages)
+                    own += max(settled.raised_pages, min(settled.asked_pages, in_use))
+        return own
+
     def _reserve_pool(
         self, size: int, node: int | None, pages: int, own_use: int | None, deadline: float
     ) -> PoolReport:

@@ -54,6 +54,8 @@ def tier_lines(
     pool_at_unix_seconds: float | None,
     tier: TierView,
     now: float,
+    *,
+    fresh_seconds: float = 10.0,
 ) -> tuple[TierLine, ...]:
     """The node's tiers: L1 (each engine's device memory), L2 if any engine has one, L3 (the pool).
 
@@ -63,6 +65,7 @@ def tier_lines(
         pool_at_unix_seconds: when that was.
         tier: the pool's state.
         now: unix seconds.
+        fresh_seconds: engines' figures older than this are shown, but not as if all were well.
     """
     seen = [s.observation for s in samples]
     age = max((now - s.at_unix_seconds for s in samples), default=None)
@@ -70,8 +73,7 @@ def tier_lines(
         TierLine(
             "L1",
             "engine (HBM)",
-            "ready" if samples else "unknown",
-            "" if samples else "no engine has answered yet",
+            *_engine_state(age, fresh_seconds),
             capacity_tokens=_sum(o.l1_capacity_tokens for o in seen),
             query_tokens=_sum(o.l1_query_tokens for o in seen),
             hit_tokens=_sum(o.l1_hit_tokens for o in seen),
@@ -104,6 +106,14 @@ def tier_lines(
         )
     )
     return tuple(lines)
+
+
+def _engine_state(age: float | None, fresh_seconds: float) -> tuple[TierState, str]:
+    if age is None:
+        return "unknown", "no engine has answered yet"
+    if age > fresh_seconds:
+        return "degraded", f"the newest figures of an engine are {age:.0f} s old"
+    return "ready", ""
 
 
 def _pool_state(tier: TierView) -> TierState:

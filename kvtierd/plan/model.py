@@ -191,6 +191,7 @@ class NodePlan(Record):
     """Everything one node should have, and what the operator should know about it."""
 
     node: str
+    master: str = ""  # the node that runs the MetaService
     series: Series
     emulated: bool = False
     memcache_version: str = ""

@@ -9,8 +9,10 @@ from collections.abc import Set as AbstractSet
 from typing import Any
 
 from kvtierd.errors import ConfError
+from kvtierd.mmc_conf.lookup import find_key
 from kvtierd.mmc_conf.model import LocalConf, MetaConf
 from kvtierd.mmc_conf.render import render_local, render_meta
+from kvtierd.mmc_conf.versions import resolve_version
 from kvtierd.plan.engine import EngineContext, EngineDriver
 from kvtierd.plan.engines import PlannedEngine, ask_driver, engine_unit, find_driver
 from kvtierd.plan.environment import find_install, memcache_env, merge_env
@@ -166,6 +168,7 @@ class _Planner:
             )
         return NodePlan(
             node=self.node,
+            master=self.settings.cluster.master or self.node,
             series=self.series,
             emulated=self.emulated,
             memcache_version=self.version,
@@ -173,7 +176,7 @@ class _Planner:
             pool=pool,
             meta=address,
             files=tuple(files),
-            units=tuple(_with_files_digest(unit, files) for unit in units),
+            units=tuple(_with_files_digest(unit, files, self.version) for unit in units),
             ports=self.ports.uses,
             notes=tuple(self.remarks.notes),
             refusals=tuple(self.remarks.refusals),
@@ -370,6 +373,7 @@ class _Planner:
                 pool_unit(
                     self.toolchain, index, pool, python=self.python, env=env, user=self.settings.meta.user,
                     conf_path=f"{self.conf_dir}/mmc-local-pool.conf", emulated=self.emulated,
+                    after=(META_ID,) if self.is_master else (),
                 )
                 for index in range(pool.providers)
             ]  # fmt: skip
@@ -428,8 +432,20 @@ def _span(devices: set[int]) -> str:
     return f"devices {ordered[0]} to {ordered[-1]}" if len(ordered) > 1 else f"device {ordered[0]}"
 
 
-def _with_files_digest(unit: UnitSpec, files: list[FileSpec]) -> UnitSpec:
+def _lasting(file: FileSpec, version: str) -> str:
+    """A file without the lines that a running MetaService takes over by itself: they are no reason to restart it."""
+    if not file.path.endswith("mmc-meta.conf") or not version:
+        return file.content
+    known = resolve_version(version)
+    return "".join(
+        line
+        for line in file.content.splitlines(keepends=True)
+        if not ((key := find_key("meta", line.partition("=")[0].strip())) and key.hot_in("meta", known))
+    )
+
+
+def _with_files_digest(unit: UnitSpec, files: list[FileSpec], version: str) -> UnitSpec:
     """Ties a unit to the content of its files, so that a changed conf shows up as a changed unit."""
-    mine = sorted((f.path, f.content) for f in files if f.path in unit.files)
+    mine = sorted((f.path, _lasting(f, version)) for f in files if f.path in unit.files)
     digest = hashlib.sha256(json.dumps(mine).encode()).hexdigest()[:16]
     return unit.model_copy(update={"files_digest": digest})

@@ -134,6 +134,7 @@ def pool_unit(
     env: dict[str, str],
     user: str | None,
     emulated: bool,
+    after: tuple[str, ...],
 ) -> UnitSpec:
     """A pool holder: a LocalService in a process of its own that only contributes DRAM."""
     prefix = toolchain.emulation.prefix if toolchain.emulation else ()
@@ -146,7 +147,7 @@ def pool_unit(
         user=user,
         devices=() if emulated else (index,),
         files=(conf_path,),
-        after=(META_ID,),
+        after=after,
         namespace=toolchain.emulation.root if toolchain.emulation else None,
         readiness=Readiness(
             probes=(LogProbe(contains="kvtierd-pool ready"),),

@@ -82,7 +82,7 @@ class TierMachine:
         self._phase: Phase = "fresh"
         self._since_seconds: float | None = None
         self._purge_due = False
-        self._purging = False
+        self._purging: str | None = None  # the run that is being purged
         self._next_purge_seconds = 0.0
         self._unknown_since_seconds: float | None = None
         self._next_cut_seconds = 0.0
@@ -123,9 +123,11 @@ class TierMachine:
             return ()
         if seen.instance != self._instance:
             self._new_run(seen)
-        elif seen.endpoint_mode == "recover" and self._phase == "serving":
-            # The endpoint saw its backend die although the run is the same (a hang, a cut): it withholds
-            # everything until told otherwise.
+        elif self._phase == "serving" and (
+            seen.endpoint_mode == "recover"
+            or (seen.endpoint_admission == "survivors" and seen.survivors_missing)
+        ):
+            # The run is the same, but its clients were cut off (a hang, a restarted endpoint): survivors first.
             self._begin_recovery(seen, unclean=False)
         if seen.pool is None:
             reason = seen.meta_problem or "the MetaService does not answer"
@@ -137,10 +139,10 @@ class TierMachine:
 
     def purge_ended(self, *, ok: bool, now_seconds: float) -> None:
         """The purge that ``step`` asked for has ended. One that failed is asked for again after a pause."""
-        self._purging = False
-        if ok:
+        purged, self._purging = self._purging, None
+        if ok and purged == self._instance:
             self._purge_due = False
-        else:
+        elif not ok:  # one that ended well on an earlier run says nothing of this one
             self._next_purge_seconds = now_seconds + PURGE_PAUSE_SECONDS
 
     def _new_run(self, seen: TierInputs) -> None:
@@ -148,7 +150,8 @@ class TierMachine:
         self._instance = seen.instance
         if first and seen.endpoint_mode != "recover":
             return
-        self._begin_recovery(seen, unclean=not seen.clean_stop)
+        # An endpoint that recovers has seen the death: then the quiesce was over before the stop came.
+        self._begin_recovery(seen, unclean=not seen.clean_stop or seen.endpoint_mode == "recover")
 
     def _begin_recovery(self, seen: TierInputs, *, unclean: bool) -> None:
         self._phase = "recovering"
@@ -179,8 +182,8 @@ class TierMachine:
                 actions.append("restart-providers")
             self._members = {r: role for r, role in self._members.items() if r not in self._given_up}
         if self._purge_due:
-            if not self._purging and seen.now_seconds >= self._next_purge_seconds:
-                self._purging = True
+            if self._purging is None and seen.now_seconds >= self._next_purge_seconds:
+                self._purging = self._instance
                 actions.append("purge")
             return tuple(actions)
         self._phase = "serving"

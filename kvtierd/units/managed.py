@@ -15,6 +15,8 @@ from kvtierd.units.unit_state import ActionFailure, UnitStatus
 class Managed:
     """All that the supervisor keeps of one unit.
 
+    ``probed_spec``: the specification that the living process was started with, as far as it is known: a changed one
+    may ask at another port. ``stopped_for_now``: a stop that the next daemon need not know.
     ``looked``: ``process`` was seen after the last action ended. ``lines_of``: the run (instance, ended) of ``last_lines``.
     """
 
@@ -34,6 +36,8 @@ class Managed:
     restart_requested: str | None = None
     start_requested: bool = False
     restart_changed: bool = False
+    stopped_for_now: bool = False
+    probed_spec: UnitSpec | None = None
     last_lines: tuple[str, ...] = ()
     lines_at: float = float("-inf")
     lines_of: tuple[str, bool] | None = None  # instance, ended
@@ -42,6 +46,13 @@ class Managed:
     def running(self) -> bool:
         """Whether it was alive when last looked at."""
         return self.process is not None and self.process.running
+
+    def spec_to_probe(self) -> UnitSpec:
+        """What the living process should answer to."""
+        process = self.process
+        if process is None or self.probed_spec is None or process.spec_digest == self.spec.digest:
+            self.probed_spec = self.spec
+        return self.probed_spec
 
     @property
     def busy(self) -> bool:

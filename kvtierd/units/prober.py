@@ -72,7 +72,8 @@ class Prober:
         return bool(spec.readiness.probes) or spec.kind in self._extra_checks
 
     async def _probe(self, managed: Managed, process: UnitProcess) -> None:
-        spec, readiness = managed.spec, managed.spec.readiness
+        spec = managed.spec_to_probe()
+        readiness = spec.readiness
 
         async def has_logged(text: str) -> bool:
             return await self._backend.logged(spec.id, text)

@@ -136,7 +136,7 @@ class Supervisor:
         """Stops and starts the unit in the next pass; a stopped or failed one is just started."""
         managed = self._get(unit_id)
         self._intents.discard(unit_id)
-        managed.restart_requested = reason
+        managed.restart_requested, managed.stopped_for_now = reason, False
         self._poke.set()
 
     def request_restart_changed(self) -> None:
@@ -145,18 +145,21 @@ class Supervisor:
             managed.restart_changed = True
         self._poke.set()
 
-    def request_stop(self, unit_id: str) -> None:
-        """The operator's stop: holds until ``request_start``, also across restarts of the daemon."""
+    def request_stop(self, unit_id: str, *, remember: bool = True) -> None:
+        """A stop that holds until ``request_start``; the operator's (``remember``) also across restarts of the daemon."""
         managed = self._get(unit_id)
         managed.start_requested, managed.restart_requested = False, None
-        self._intents.add(unit_id)
+        if remember:
+            self._intents.add(unit_id)
+        else:
+            managed.stopped_for_now = True
         self._poke.set()
 
     def request_start(self, unit_id: str) -> None:
         """Takes back a stop, ends a backoff, and gives a failed unit a new chance."""
         managed = self._get(unit_id)
         self._intents.discard(unit_id)
-        managed.start_requested = True
+        managed.start_requested, managed.stopped_for_now = True, False
         self._poke.set()
 
     def set_problem(self, unit_id: str, source: str, text: str | None) -> None:
@@ -299,7 +302,7 @@ class Supervisor:
     # --- small things ---
 
     def _wanted(self, managed: Managed) -> bool:
-        return managed.planned and managed.spec.id not in self._intents
+        return managed.planned and not managed.stopped_for_now and managed.spec.id not in self._intents
 
     def _still_used_by(self, unit_id: str) -> str | None:
         """Units that need this one are stopped before it: they would hang on a MetaService that goes first."""

@@ -143,7 +143,13 @@ async def test_another_user_is_refused(tmp_path_factory, served):
         if str(parent).startswith("/tmp/"):
             parent.chmod(0o755)
     result = await asyncio.to_thread(
-        subprocess.run, ["/usr/bin/python3", "-c", script], user="nobody", capture_output=True, timeout=20
+        subprocess.run,
+        ["/usr/bin/python3", "-c", script],
+        user="nobody",
+        group="nogroup",
+        extra_groups=[],
+        capture_output=True,
+        timeout=20,
     )
     assert b"PermissionError" in result.stderr
 

@@ -1,4 +1,6 @@
+import asyncio
 import dataclasses
+import threading
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -107,6 +109,47 @@ async def test_a_broken_driver_or_engine_costs_only_itself():
     assert "ZeroDivisionError" in observer.problems["raises"]
     assert "dict" in observer.problems["lies"]
     assert "nobody there" in observer.problems["gone"]
+
+
+def _reading(unit):
+    return sum(thread.name == f"observe {unit}" for thread in threading.enumerate())
+
+
+async def test_a_driver_that_hangs_costs_one_thread_and_only_its_engine(monkeypatch):
+    monkeypatch.setattr("kvtierd.observe.engines.DRIVER_SECONDS", 0.05)
+    release = threading.Event()
+
+    class Hangs:
+        def observe(self, text):
+            release.wait(20)
+
+    async def fetch(url):
+        return "text"
+
+    observer = EngineObserver(fetch)
+    targets = {
+        "hangs": Target("hangs", "http://x", Hangs()),
+        "good": target("good", EngineObservation(running=1)),
+    }
+    for _ in range(5):
+        await observer.look(targets)
+    assert _reading("hangs") == 1
+    assert "hangs" in observer.problems["hangs"]
+    assert "good" in observer.samples
+    release.set()
+    for _ in range(100):
+        await asyncio.sleep(0.01)
+        if _reading("hangs") == 0:
+            break
+    targets["hangs"] = target("hangs", EngineObservation(running=2))
+    await observer.look(targets)
+    assert observer.samples["hangs"].observation.running == 2
+
+
+def test_old_figures_are_not_shown_as_if_all_were_well():
+    assert lines(EngineObservation(), now=105.0)["L1"].state == "ready"
+    late = lines(EngineObservation(), now=300.0)["L1"]
+    assert (late.state, late.reason) == ("degraded", "the newest figures of an engine are 200 s old")
 
 
 async def test_an_old_sample_is_kept_while_an_engine_does_not_answer_and_forgotten_when_it_is_gone():

@@ -420,6 +420,33 @@ def test_a_changed_setting_changes_the_digest_of_what_reads_it_and_of_nothing_el
     assert changed == {"kvtier-engine-e"}
 
 
+def test_what_a_running_meta_service_takes_over_by_itself_is_no_reason_to_restart_it():
+    def digest(**pool):
+        made = plan(configured(pool={"dram": 256 * GIB, **pool}, engine=[engine()]), host("a2-2cards"))
+        return made.unit("kvtier-meta-main").digest, file(made, "mmc-meta.conf")
+
+    before, after = digest(evict_high=90), digest(evict_high=95)
+    assert before[0] == after[0]
+    assert before[1] != after[1]
+
+
+def test_the_master_is_named_on_every_node():
+    settings = load_settings(Path("examples/two-hosts-a2.toml"), {})
+    assert {plan(settings, host("a2-8cards"), node=n).master for n in ("host-a", "host-b")} == {"host-a"}
+    assert plan(configured(engine=[engine()]), host("a2-2cards")).master == "a2-infer-01"
+
+
+def test_a_pool_holder_away_from_the_master_waits_for_no_unit_that_is_not_there():
+    peers = [{"name": "a", "address": "10.0.0.1"}, {"name": "b", "address": "10.0.0.2"}]
+    settings = configured(
+        pool={"dram": 64 * GIB, "placement": "standalone"},
+        meta={"endpoint": "direct"},
+        cluster={"mode": "static", "master": "a", "peers": peers},
+    )
+    assert plan(settings, host("a3-16dies"), node="a").unit("kvtier-pool-0").after == ("kvtier-meta-main",)
+    assert plan(settings, host("a3-16dies"), node="b").unit("kvtier-pool-0").after == ()
+
+
 def test_the_documented_json_shape():
     made = json.loads(plan(configured(engine=[engine()]), host("a2-2cards")).model_dump_json())
     assert set(made) >= {"node", "series", "hugepages", "files", "units", "ports", "notes", "refusals"}

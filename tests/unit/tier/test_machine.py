@@ -140,6 +140,32 @@ def test_a_failed_purge_is_tried_again_after_a_pause_and_nothing_is_served_meanw
     assert story.seen.endpoint_mode == "recover"
 
 
+def test_a_purge_of_an_earlier_run_does_not_clear_the_next_one_s():
+    story = Story()
+    story.killed_and_back()
+    assert story.look(pool=pool()) == ("purge",)
+    story.look(instance=None, pool=None, endpoint_mode="recover", endpoint_admission="survivors")
+    story.look(instance="run-3", pool=pool({}, total=0))
+    story.machine.purge_ended(ok=True, now_seconds=story.now)  # of run-2, too late
+    assert story.look(pool=pool()) == ("purge",)
+    assert story.machine.view.purge_due
+
+
+def test_a_clean_stop_that_the_endpoint_saw_die_is_not_clean():
+    story = Story()
+    story.look()
+    story.look(instance=None, pool=None, endpoint_mode="recover", endpoint_admission="survivors")
+    assert "purge" in story.look(instance="run-2", pool=pool(), clean_stop=True)
+
+
+def test_after_a_restart_of_the_endpoint_survivors_come_before_newcomers():
+    story = Story()
+    story.look()
+    assert story.look(endpoint_admission="survivors", survivors_missing=2, pool=pool({})) == ()
+    assert story.look(survivors_missing=0, pool=pool()) == ("admit-all",)
+    assert not story.machine.view.purge_due
+
+
 def test_a_planned_stop_needs_no_purge():
     story = Story()
     story.look()

@@ -14,6 +14,7 @@ import pytest
 from kvtierd.errors import UnitError
 from kvtierd.plan.model import Readiness, RestartPolicy, UnitSpec
 from kvtierd.units.backend import ProcessExit, UnitProcess
+from kvtierd.units.managed import Managed
 from kvtierd.units.supervisor import Supervisor
 from kvtierd.units.unit_state import UnitState
 from kvtierd.units.views import UnitEvent, UnitView
@@ -394,6 +395,32 @@ async def test_an_operators_stop_outlives_the_daemon(
     world.supervisor.request_start("kvtier-engine-a")
     await world.steps()
     assert world.view("a").state is UnitState.READY
+
+
+async def test_a_stop_for_now_is_forgotten_by_the_next_daemon(
+    make_world: Callable[..., World], tmp_path: Path
+) -> None:
+    world = make_world(state_dir=tmp_path)
+    world.plan = [spec("a")]
+    await world.steps()
+    world.supervisor.request_stop("kvtier-engine-a", remember=False)
+    await world.steps()
+    assert world.view("a").state is UnitState.STOPPED
+    world.supervisor = world.new_supervisor()
+    await world.supervisor.adopt()
+    await world.steps()
+    assert world.view("a").state is UnitState.READY
+
+
+def test_a_living_process_is_probed_as_it_was_started() -> None:
+    old, new = spec("a"), spec("a", argv=("another",))
+    managed = Managed(old, planned=True)
+    managed.process = UnitProcess("kvtier-engine-a", "one", 5, 1.0, old.digest)
+    assert managed.spec_to_probe() is old
+    managed.spec = new
+    assert managed.spec_to_probe() is old, "the changed settings are not what it listens to"
+    managed.process = UnitProcess("kvtier-engine-a", "two", 6, 2.0, new.digest)
+    assert managed.spec_to_probe() is new
 
 
 async def test_a_damaged_list_of_stops_is_told(make_world: Callable[..., World], tmp_path: Path) -> None:

@@ -1,0 +1,197 @@
+"""Taking over settings: a new plan, checked for harm, then hugepages, files, directories, and the tier's keeper.
+
+Everything here leaves the host as it is when it raises before ``_take_over``, and says what is wrong when it raises
+within.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable
+
+from kvtierd.assembly import inventory_of_this_host, plan_for, prepare_emulation, purge_script
+from kvtierd.control.v1 import control_pb2 as pb
+from kvtierd.endpoint.control import EndpointControl
+from kvtierd.errors import KvtierError, PlanError
+from kvtierd.memcache.health import ExpectedPool
+from kvtierd.node import Node
+from kvtierd.plan.model import NodePlan, UnitSpec
+from kvtierd.plan.units import ENDPOINT_ID, META_ID, engine_id
+from kvtierd.plugins import load_plugins
+from kvtierd.provision import make_directories, owned_pages, reserve_hugepages, save_plan, sync_files
+from kvtierd.settings import Settings, load_settings
+from kvtierd.tier.keeper import TierKeeper
+from kvtierd.tier.machine import TierMachine
+from kvtierd.units.owned import owned_pids
+
+STOP_ORDER = ("engine", "pool", "meta", "endpoint")
+Act = Callable[[str, str, str], Awaitable[None]]
+
+
+class Takeover:
+    """Brings a node under new settings. One at a time."""
+
+    def __init__(self, node: Node, act: Act) -> None:
+        self.node = node
+        self._act = act
+        self._reload_lock = asyncio.Lock()
+        self._keeper_basis: object = None
+
+    async def reload(self, restart_changed: bool) -> pb.ReloadReply:
+        """Reads settings, makes a new plan and takes it over; a plan with refusals leaves everything as it is.
+
+        Raises:
+            KvtierError: the settings are wrong, the plan is refused, or the host does not take it.
+        """
+        async with self._reload_lock:
+            try:
+                settings, plan = await self._new_plan()
+                if plan.refusals:
+                    raise PlanError(
+                        "the plan is refused: " + "; ".join(r.message for r in plan.refusals),
+                        hint="; ".join(dict.fromkeys(r.hint for r in plan.refusals if r.hint)),
+                        code="plan.refused",
+                    )
+                self._refuse_harm(settings, plan, restart_changed=restart_changed)
+                return await self._take_over(settings, plan, restart_changed=restart_changed)
+            except KvtierError as error:
+                # What runs goes on under the plan in force; status says what is wrong until a reload succeeds.
+                self.node.problems = [error.message]
+                raise
+
+    def _refuse_harm(self, settings: Settings, plan: NodePlan, *, restart_changed: bool) -> None:
+        """What a reload must not do to units that run.
+
+        Raises:
+            PlanError: an engine would be stopped because its plugin is broken; or, without ``restart_changed``, the
+                MetaService or endpoint would run beside files that no longer fit it.
+        """
+        running = {v.id for v in self.node.supervisor.views() if v.pid}
+        for engine in settings.engine:
+            unit = engine_id(engine.name)
+            here = not engine.nodes or plan.node in engine.nodes
+            if here and unit in running and plan.unit(unit) is None:
+                raise PlanError(
+                    f"engine {engine.name!r} runs, but its plugin {engine.plugin!r} cannot be loaded",
+                    hint="kvtierctl plugins says why; the engine goes on as it is",
+                    code="plan.engine-lost",
+                )
+        before = {u.id: u.digest for u in self.node.plan.units} if self.node.plan else {}
+        moved = [
+            unit.id
+            for unit in plan.units
+            if unit.kind in {"meta", "endpoint"}
+            and unit.id in running
+            and before.get(unit.id, unit.digest) != unit.digest
+        ]
+        if moved and not restart_changed:
+            raise PlanError(
+                f"these settings need a restart of {' and '.join(moved)}",
+                hint="kvtierctl apply does it; nothing has been changed",
+                code="plan.needs-apply",
+            )
+
+    async def _new_plan(self) -> tuple[Settings, NodePlan]:
+        node = self.node
+        settings = await asyncio.to_thread(load_settings, node.settings_file)
+        if settings.paths != node.settings.paths:
+            raise PlanError(
+                "[paths] cannot change while kvtierd runs", hint="kvtierctl stop --all, then restart kvtierd"
+            )
+        node.plugins = await asyncio.to_thread(load_plugins)  # one may have been installed meanwhile
+        inventory = await inventory_of_this_host(settings)
+        plan = await asyncio.to_thread(
+            plan_for,
+            settings,
+            inventory,
+            node.plugins,
+            owned_pids=owned_pids(node.runtime / "units"),
+            owned_pages=await owned_pages(settings, inventory.default_hugepage_size_bytes),
+        )
+        return settings, plan
+
+    async def _take_over(
+        self, settings: Settings, plan: NodePlan, *, restart_changed: bool
+    ) -> pb.ReloadReply:
+        node = self.node
+        before = {u.id: u for u in node.plan.units} if node.plan else {}
+        if plan.emulated:
+            await asyncio.to_thread(prepare_emulation, settings)
+        node.hugepages = await reserve_hugepages(settings, plan.hugepages, plan.pool.dram_bytes_per_provider)
+        if node.hugepages.problem:
+            node.events.add("error", "hugepages.short", node.hugepages.problem)
+        await asyncio.to_thread(make_directories, settings, plan)
+        written = await asyncio.to_thread(sync_files, plan.files)
+        await asyncio.to_thread(save_plan, settings, plan)
+        node.settings, node.plan, node.problems = settings, plan, []
+        await self.connect_tier(settings, plan)
+        running = {v.id: v for v in node.supervisor.views() if v.pid}
+        stale = [
+            u.id
+            for u in plan.units
+            if u.id in running
+            and (running[u.id].stale or (u.id in before and u.digest != before[u.id].digest))
+        ]
+        if written or stale or before.keys() != {u.id for u in plan.units}:
+            node.events.add(
+                "info",
+                "daemon.plan",
+                f"new plan: {len(written)} files written, {len(plan.units)} units, {len(stale)} changed",
+            )
+        if restart_changed:
+            # The MetaService is quiesced through the endpoint, so that goes last.
+            kinds = {u.id: u.kind for u in plan.units}
+            for unit in sorted(stale, key=lambda u: STOP_ORDER.index(kinds[u])):
+                await self._act(unit, "restart", "its specification changed")
+        return pb.ReloadReply(
+            changed_files=written,
+            new_units=[u.id for u in plan.units if u.id not in before],
+            removed_units=[u for u in before if plan.unit(u) is None],
+            stale_units=stale,
+            notes=[note.message for note in plan.notes],
+        )
+
+    async def connect_tier(self, settings: Settings, plan: NodePlan) -> None:
+        """Makes the keeper that the plan needs; one whose basis has not changed stays, with what it knows."""
+        node, meta = self.node, plan.unit(META_ID)
+        relay = plan.unit(ENDPOINT_ID) is not None
+        expected = ExpectedPool(plan.pool.capacity_bytes, plan.pool.providers, plan.pool.alignment_bytes)
+        purge = settings.pool.purge_on_unclean
+        basis = (plan.meta, expected, relay, purge, meta.argv if meta else None)
+        if node.keeper is not None and basis == self._keeper_basis:
+            return  # what it knows of the pool stays true
+        if node.keeper is not None:
+            await node.keeper.close()
+        node.keeper = node.endpoint = node.endpoint_status = None
+        self._keeper_basis = basis
+        if plan.meta is None or meta is None:
+            return
+        socket = node.runtime / "endpoint.sock"
+        # Two connections, since commands of one wait for each other and a quiesce takes seconds.
+        node.endpoint = EndpointControl(socket) if relay else None
+        machine = TierMachine(expected, purge_on_unclean=purge, has_endpoint=relay)
+        admin_conf = next(f.path for f in plan.files if f.path.endswith("mmc-local-admin.conf"))
+        node.keeper = TierKeeper(
+            plan,
+            machine,
+            state_file=node.state / "tier.json",
+            endpoint=EndpointControl(socket) if relay else None,
+            purge_argv=_purge_command(meta),
+            purge_env={**meta.env, "MMC_LOCAL_CONFIG_PATH": admin_conf},
+            restart_providers=self._restart_providers,
+            events=node.events,
+        )
+        node.keeper.recall()
+
+    def _restart_providers(self, reason: str) -> None:
+        for view in self.node.supervisor.views():
+            if view.kind == "pool" and view.state in {"ready", "degraded"}:
+                self.node.supervisor.request_restart(view.id, reason)
+
+
+def _purge_command(meta: UnitSpec) -> tuple[str, ...]:
+    """The purge program in the MetaService's interpreter and namespace; a run package's in ours."""
+    if meta.argv[-1].endswith("run_meta.py"):
+        return (*meta.argv[:-1], purge_script())
+    return (sys.executable, purge_script())
