@@ -360,6 +360,7 @@ class ShimBackend:
     async def _keep_following(
         self, unit_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
+        me = asyncio.current_task()
         try:
             while True:
                 status = (await read_answer(reader, None))["status"]
@@ -370,8 +371,9 @@ class ShimBackend:
         except NoAnswerError:
             pass
         finally:
-            writer.close()
-            if self._followers.get(unit_id) is asyncio.current_task():
+            with contextlib.suppress(RuntimeError):  # the loop was closed under us
+                writer.close()
+            if self._followers.get(unit_id) is me:
                 del self._followers[unit_id]
                 self._live.pop(unit_id, None)
                 self._changed.set()

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Self
 
 from kvtierd.control.client import ControlClient
@@ -204,13 +204,17 @@ async def _kill_leftovers(directory: Path) -> None:
 
 
 class _IgnoredInterrupts:
+    """While cleaning up, nothing may interrupt."""
+
     def __enter__(self) -> None:
-        self._before: signal.Handlers | Callable[[int, FrameType | None], object] | int | None = (
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        )
+        self._before = {
+            number: signal.signal(number, signal.SIG_IGN)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        }
 
     def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
 def _waiting_for(reply: pb.StatusReply) -> str:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -55,6 +56,11 @@ def wait_until(condition, seconds: float = 30.0, every: float = 0.1):
             return result
         time.sleep(every)
     raise AssertionError(f"not within {seconds} s: {condition}")
+
+
+def told(node: DemoNode) -> list[str]:
+    """What is wrong, once the first plan has been tried."""
+    return [p for p in node.status().problems if "is being made" not in p]
 
 
 def kvtierctl(node: DemoNode, *arguments: str, code: int = 0):
@@ -295,7 +301,7 @@ def test_a_taken_port_is_named_with_its_owner():
             text.replace(f"metrics_port = {node.metrics_port}", f"metrics_port = {port}")
         )
         with node:
-            problems = wait_until(lambda: node.status().problems)
+            problems = wait_until(lambda: told(node))
             assert f"port {port}" in problems[0]
             assert f"(pid {os.getpid()})" in problems[0]
 
@@ -306,12 +312,21 @@ def test_a_missing_wheel_is_said_and_nothing_hangs(tmp_path):
     node = DemoNode(quiet, pool="64MiB", wait=False, orderly=False)
     node.settings.write_text(node.settings.read_text().replace("[meta]\n", f'[meta]\npython = "{python}"\n'))
     with node:
-        problems = wait_until(lambda: node.status().problems)
+        problems = wait_until(lambda: told(node))
         assert "MemCache was not found" in problems[0]
         assert str(python) in problems[0]
 
 
-def test_ctrl_c_leaves_nothing_behind(tmp_path):
+@pytest.fixture
+def short_directory():
+    """A temporary directory with a short path: sockets are made below it."""
+    with tempfile.TemporaryDirectory(prefix="kvt-") as directory:
+        yield Path(directory)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_nothing_behind(short_directory, number):
+    tmp_path = short_directory
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     demo = subprocess.Popen(
         [sys.executable, "-m", "kvtierd.cli", "demo"], env=environment,
@@ -320,9 +335,9 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path):
     directory = wait_until(lambda: next(tmp_path.glob("kvtierd-demo-*"), None))
     shm = shm_dir_for(directory / "run" / "emulation")
     wait_until(lambda: shm.exists() and any(shm.iterdir()), 40)
-    os.killpg(demo.pid, signal.SIGINT)
+    os.killpg(demo.pid, number)
     time.sleep(0.3)
-    os.killpg(demo.pid, signal.SIGINT)  # an impatient operator
+    os.killpg(demo.pid, number)  # an impatient operator
     _, errors = demo.communicate(timeout=60)
     assert demo.returncode == 130
     assert "Traceback" not in errors
@@ -365,7 +380,7 @@ def test_a_missing_compiler_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("CC", "/nowhere/cc")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with DemoNode(quiet, pool="64MiB", wait=False, orderly=False) as node:
-        problems = wait_until(lambda: node.status().problems)
+        problems = wait_until(lambda: told(node))
         assert "no C compiler" in problems[0]
         assert "/nowhere/cc" in problems[0]
 
