@@ -91,19 +91,20 @@ def check_settings(
 
 
 def _validate(values: dict[str, Any], environment: Mapping[str, str]) -> Settings:
-    # pydantic-settings reads os.environ; tests and `plan --settings` may bring their own environment.
-    if environment is os.environ:
-        return Settings(**values)
-    saved = {name: value for name, value in os.environ.items() if name.upper().startswith("KVTIERD_")}
-    try:
-        for name in saved:
-            del os.environ[name]
-        os.environ.update({n: v for n, v in environment.items() if n.upper().startswith("KVTIERD_")})
-        return Settings(**values)
-    finally:
-        for name in [n for n in os.environ if n.upper().startswith("KVTIERD_")]:
-            del os.environ[name]
-        os.environ.update(saved)
+    """The files' values with the environment laid over them."""
+    if any(name.upper().startswith("KVTIERD_") and name not in RESERVED_ENVIRONMENT for name in environment):
+        from kvtierd.settings.environment import environment_values
+
+        values = _laid_over(values, environment_values(environment))
+    return Settings.model_validate(values)
+
+
+def _laid_over(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        mine = merged.get(key)
+        merged[key] = _laid_over(mine, value) if isinstance(mine, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def _drop_ins(file: Path) -> list[Path]:

@@ -11,7 +11,6 @@ import re
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from kvtierd.quantities import parse_duration, parse_size
 
@@ -314,16 +313,8 @@ class DaemonSettings(Section):
     )
 
 
-class Settings(BaseSettings):
-    """All settings of one node, validated. Immutable."""
-
-    model_config = SettingsConfigDict(
-        frozen=True,
-        extra="forbid",
-        env_prefix="KVTIERD_",
-        env_nested_delimiter="__",
-        env_ignore_empty=True,
-    )
+class Settings(Section):
+    """All settings of one node, validated. Immutable. Values from the environment are laid over by ``load``."""
 
     node: NodeSettings = NodeSettings()
     paths: PathsSettings = PathsSettings()
@@ -348,15 +339,3 @@ class Settings(BaseSettings):
                     f"engine {engine.name!r} names node {unknown[0]!r}, which is not among the peers"
                 )
         return self
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment wins over the files; nothing else is read."""
-        return env_settings, init_settings
