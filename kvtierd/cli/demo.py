@@ -68,7 +68,7 @@ def demo(
         signal.signal(number, signal.default_int_handler)
     with _progress(quiet=as_json) as say, DemoNode(say) as node:
         passes = _run(node, _texts(prompts, length), say)
-        time.sleep(1.2)  # the next look at the metrics, so that status shows the last pass
+        time.sleep(3.2)  # the next look at everything, so that status shows the last pass
         reply = node.status()
         seconds = time.monotonic() - started
         same = all(p.answers[i].text == passes[0].answers[i].text for p in passes for i in range(prompts))

@@ -392,7 +392,11 @@ class EndpointService:
             },
             "refused": self._refused,
             "started_unix_seconds": self._started_unix_seconds,
-            "clients": [client.as_dict() for client in rows],
+            # A dead process's config-store connection stays until the MetaService lets go of it.
+            "clients": [
+                row | {"connected": row["connected"] and is_alive(client.identity)}
+                for client, row in ((client, client.as_dict()) for client in rows)
+            ],
             "totals": self.state.clients.totals().as_dict(),
         }
 
