@@ -70,7 +70,7 @@ def prepare_emulation(settings: Settings) -> None:
     emulation_root(settings).mkdir(parents=True, exist_ok=True)
 
 
-async def inventory_of_this_host(settings: Settings) -> Inventory:
+async def inventory_of_this_host(settings: Settings, plugins: PluginSet) -> Inventory:
     """Looks at this host, and at the interpreters the settings name."""
     # Here, since a plan for a recorded host needs none of it and should be quick.
     from kvtierd.host.inventory import take_inventory
@@ -82,8 +82,9 @@ async def inventory_of_this_host(settings: Settings) -> Inventory:
         if settings.meta.python
         else [sys.executable, *filter(None, named)]
     )
+    packages = sorted({d.package for d in plugins.drivers.values() if d.package})
     homes = (settings.meta.home,) if settings.meta.runtime == "binary" else ()
-    return await take_inventory(HostView(), python=pythons, binary_homes=homes)
+    return await take_inventory(HostView(), python=pythons, packages=packages, binary_homes=homes)
 
 
 def read_inventory(path: Path) -> Inventory:

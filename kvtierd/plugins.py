@@ -13,6 +13,11 @@ from kvtierd import hookspecs
 from kvtierd.errors import PluginError
 from kvtierd.plan.engine import API_VERSION, EngineDriver
 
+DRIVER_MEMBERS = (
+    "name", "api_version", "default_port", "package", "versions", "launch", "metrics_url", "observe", "read_line",
+    "generation", "generated", "tokens", "flush",
+)  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PluginInfo:
@@ -92,11 +97,7 @@ def _drivers_of(entry: importlib.metadata.EntryPoint) -> list[EngineDriver]:
 
 
 def _check_driver(driver: EngineDriver) -> None:
-    missing = [
-        name
-        for name in ("name", "api_version", "default_port", "launch", "metrics_url", "observe")
-        if not hasattr(driver, name)
-    ]
+    missing = [name for name in DRIVER_MEMBERS if not hasattr(driver, name)]
     if missing:
         raise PluginError(f"the driver {getattr(driver, 'name', driver)!r} lacks {', '.join(missing)}")
     if driver.api_version != API_VERSION:

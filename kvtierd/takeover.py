@@ -100,7 +100,7 @@ class Takeover:
                 "[paths] cannot change while kvtierd runs", hint="kvtierctl stop --all, then restart kvtierd"
             )
         node.plugins = await asyncio.to_thread(load_plugins)  # one may have been installed meanwhile
-        inventory = await inventory_of_this_host(settings)
+        inventory = await inventory_of_this_host(settings, node.plugins)
         plan = await asyncio.to_thread(
             plan_for,
             settings,

@@ -85,13 +85,15 @@ def _reserve(settings: Any) -> tuple[dict[str, Any], str]:
     from kvtierd.provision import hugepage_keeper, owned_pages
     from kvtierd.units.owned import owned_pids
 
+    plugins = load_plugins()
+
     async def look() -> Any:
-        inventory = await inventory_of_this_host(settings)
+        inventory = await inventory_of_this_host(settings, plugins)
         return inventory, await owned_pages(settings, inventory.default_hugepage_size_bytes)
 
     inventory, owned = asyncio.run(look())
     pids = owned_pids(Path(settings.paths.runtime) / "units")
-    plan = plan_for(settings, inventory, load_plugins(), owned_pids=pids, owned_pages=owned)
+    plan = plan_for(settings, inventory, plugins, owned_pids=pids, owned_pages=owned)
     stopping = [r for r in plan.refusals if r.code.startswith(("hugepages", "memory", "pool", "plan"))]
     if stopping:
         raise PlanError(stopping[0].message, hint=stopping[0].hint, code="plan.refused")

@@ -40,11 +40,12 @@ async def _take(settings: Path | None, pythons: list[str]) -> Inventory:
     from kvtierd.assembly import inventory_of_this_host
     from kvtierd.host.inventory import take_inventory
     from kvtierd.host.view import HostView
+    from kvtierd.plugins import load_plugins
 
     file, named = settings_path(settings)
     if pythons or not (named or file.exists()):
         return await take_inventory(HostView(), python=pythons or [sys.executable])
-    return await inventory_of_this_host(load(settings))
+    return await inventory_of_this_host(load(settings), load_plugins())
 
 
 def _print(found: Inventory) -> None:

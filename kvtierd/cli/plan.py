@@ -47,8 +47,9 @@ def _make(settings: Path | None, inventory: Path | None, node: str | None) -> No
     from kvtierd.plugins import load_plugins
 
     loaded = load(settings)
+    plugins = load_plugins()
     if inventory is not None:
-        return plan_for(loaded, read_inventory(inventory), load_plugins(), node=node)
+        return plan_for(loaded, read_inventory(inventory), plugins, node=node)
     import asyncio
 
     from kvtierd.assembly import inventory_of_this_host
@@ -56,12 +57,12 @@ def _make(settings: Path | None, inventory: Path | None, node: str | None) -> No
     from kvtierd.units.owned import owned_pids
 
     async def look() -> tuple[Inventory, int]:
-        found = await inventory_of_this_host(loaded)
+        found = await inventory_of_this_host(loaded, plugins)
         return found, await owned_pages(loaded, found.default_hugepage_size_bytes)
 
     found, pages = asyncio.run(look())
     pids = owned_pids(Path(loaded.paths.runtime) / "units")
-    return plan_for(loaded, found, load_plugins(), node=node, owned_pids=pids, owned_pages=pages)
+    return plan_for(loaded, found, plugins, node=node, owned_pids=pids, owned_pages=pages)
 
 
 def print_plan(made: NodePlan) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvtierd.host.view import HostView
@@ -20,7 +20,7 @@ _MARK = "KVTIERD-PROBE "
 # Runs in the other interpreter, which may be old: plain Python 3.6 syntax, standard library only.
 _PROBE = """
 import json, os, sys
-answer = {"python": "%d.%d.%d" % sys.version_info[:3], "versions": {}, "dirs": []}
+answer = {"python": "%d.%d.%d" % sys.version_info[:3], "versions": {}, "dirs": [], "packages": {}}
 try:
     from importlib import metadata
 except ImportError:
@@ -41,19 +41,28 @@ for name in ("memcache_hybrid", "memfabric_hybrid"):
         directory = os.path.join(site, part)
         if os.path.isdir(directory):
             answer["dirs"].append(directory)
+for name in sys.argv[1:]:
+    try:
+        answer["packages"][name] = metadata.version(name)
+    except Exception:
+        pass
 sys.stdout.write("\\nKVTIERD-PROBE " + json.dumps(answer) + "\\n")
 """
 
 
-async def probe_interpreter(view: HostView, python: str, *, timeout_seconds: float = 5.0) -> MemcacheInstall:
+async def probe_interpreter(
+    view: HostView, python: str, *, packages: Sequence[str] = (), timeout_seconds: float = 5.0
+) -> MemcacheInstall:
     """The MemCache wheel of one interpreter. Never raises: ``problem`` says what is missing and the remedy.
 
     The interpreter runs isolated (``-I``): the user's own site-packages and PYTHONPATH do not count, as they
-    do not for a unit, whose environment is complete.
+    do not for a unit, whose environment is complete. ``packages`` are distributions whose version is wanted too.
     """
     # LD_LIBRARY_PATH is left out on purpose: the probe must not depend on the operator's shell.
     env = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
-    result = await view.runner.run([python, "-I", "-c", _PROBE], timeout_seconds=timeout_seconds, env=env)
+    result = await view.runner.run(
+        [python, "-I", "-c", _PROBE, *packages], timeout_seconds=timeout_seconds, env=env
+    )
     if not result.ok:
         why = result.describe().removeprefix(f"{python} -I -c: ")
         return MemcacheInstall(runtime="wheel", python=python, problem=f"the interpreter {python} {why}")
@@ -62,13 +71,14 @@ async def probe_interpreter(view: HostView, python: str, *, timeout_seconds: flo
         return MemcacheInstall(
             runtime="wheel", python=python, problem=f"{python} does not behave like a Python interpreter"
         )
-    versions, dirs, python_version = answer
+    versions, dirs, python_version, engines = answer
     return MemcacheInstall(
         runtime="wheel",
         python=python,
         memcache_version=versions.get("memcache_hybrid"),
         memfabric_version=versions.get("memfabric_hybrid"),
         library_dirs=dirs,
+        packages=engines,
         problem=_wheel_problem(python, python_version, versions, dirs),
     )
 
@@ -148,7 +158,7 @@ def _expand(text: str, values: Mapping[str, str]) -> str:
     return "" if unknown else expanded
 
 
-def _answer(stdout: str) -> tuple[dict[str, str], tuple[str, ...], str] | None:
+def _answer(stdout: str) -> tuple[dict[str, str], tuple[str, ...], str, dict[str, str]] | None:
     """The probe's own line; site customisation may print others around it."""
     line = next((line for line in reversed(stdout.splitlines()) if line.startswith(_MARK)), None)
     if line is None:
@@ -156,7 +166,8 @@ def _answer(stdout: str) -> tuple[dict[str, str], tuple[str, ...], str] | None:
     try:
         answer: Any = json.loads(line.removeprefix(_MARK))
         versions = {str(name): str(version) for name, version in answer["versions"].items()}
-        return versions, tuple(str(directory) for directory in answer["dirs"]), str(answer["python"])
+        engines = {str(name): str(version) for name, version in answer.get("packages", {}).items()}
+        return versions, tuple(str(directory) for directory in answer["dirs"]), str(answer["python"]), engines
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 

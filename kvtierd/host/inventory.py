@@ -28,6 +28,7 @@ async def take_inventory(
     view: HostView,
     *,
     python: Sequence[str],
+    packages: Sequence[str] = (),
     binary_homes: Sequence[str] = (DEFAULT_BINARY_HOME,),
     npu_smi_timeout_seconds: float = NPU_SMI_TIMEOUT_SECONDS,
     python_timeout_seconds: float = 5.0,
@@ -36,6 +37,7 @@ async def take_inventory(
 
     Args:
         view: The host.
+        packages: Distributions whose version is asked of each interpreter (engines).
         python: Interpreters to ask for MemCache's wheel, absolute paths.
         binary_homes: Directories where the run package may be; one that does not exist is passed over.
         npu_smi_timeout_seconds: How long a hung ``npu-smi`` may hold up the inventory.
@@ -64,7 +66,9 @@ async def take_inventory(
         )
         npus_task = group.create_task(read_npus(view, timeout_seconds=npu_smi_timeout_seconds))
         wheel_tasks = [
-            group.create_task(probe_interpreter(view, path, timeout_seconds=python_timeout_seconds))
+            group.create_task(
+                probe_interpreter(view, path, packages=packages, timeout_seconds=python_timeout_seconds)
+            )
             for path in dict.fromkeys(python)
         ]
     ascend = ascend_task.result()

@@ -6,7 +6,7 @@ The plugin API proper is ``kvtierd.hookspecs``; the value types live here becaus
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from pydantic import Field
 
@@ -22,6 +22,13 @@ class EngineContext(Record):
     ``local_conf_path`` is the mmc-local.conf this engine must use (environment ``MMC_LOCAL_CONFIG_PATH``).
     ``python`` is the interpreter the settings name for the engine, else the one kvtierd runs in.
     ``memcache_env`` holds the library paths MemCache needs in that interpreter; merge it into ``env``.
+
+    ``version`` is that of the driver's ``package`` in ``python``, or what the settings say; ``None`` is unknown: say so
+    in a note, do not guess. ``index`` counts the engines of this node from 0. ``nodes`` are the nodes that run this
+    engine, in the settings' order (one that spans hosts has its head first), ``node_index`` is this node's place,
+    ``addresses`` their addresses by name, ``nic`` this node's interface for traffic between them. ``role`` is for
+    prefill/decode disaggregation. ``l2_bytes`` is the host memory for an engine's own second tier, for the whole engine.
+    ``runner`` "docker": ``argv`` is what runs inside the image; kvtierd wraps it.
     """
 
     name: str
@@ -41,6 +48,15 @@ class EngineContext(Record):
     pool_placement: str
     work_dir: str
     inventory: Inventory
+    version: str | None = None
+    index: int = 0
+    nodes: tuple[str, ...] = ()
+    node_index: int = 0
+    addresses: dict[str, str] = Field(default_factory=dict)
+    nic: str | None = None
+    role: Literal["both", "prefill", "decode"] = "both"
+    l2_bytes: int | None = None
+    runner: Literal["host", "docker"] = "host"
 
 
 class EngineLaunch(Record):
@@ -61,7 +77,10 @@ class EngineLaunch(Record):
 class EngineObservation(Record):
     """What an engine says of itself, in one shape for all engines. ``None`` is unknown, never zero.
 
-    Token counters count since the engine's start.
+    Token counters count since the engine's start. ``*_window_rate`` are the engine's own recent rates (0 to 1), as its
+    log line says them: for show, never for decisions. ``kv_tokens`` is the room of the L1 cache in tokens,
+    ``kv_tokens_by_concurrency`` the same by its "maximum concurrency" figure where the two can differ (hybrid
+    models). ``fatal`` is a sign that the engine cannot go on, in its own words.
     """
 
     l1_query_tokens: int | None = None
@@ -74,6 +93,35 @@ class EngineObservation(Record):
     l1_used_ratio: float | None = None
     running: int | None = None
     waiting: int | None = None
+    l1_window_rate: float | None = None
+    l3_window_rate: float | None = None
+    kv_tokens: int | None = None
+    kv_tokens_by_concurrency: int | None = None
+    kv_memory_bytes: int | None = None
+    failed_loads: int | None = None
+    fatal: str | None = None
+
+
+class HttpCall(Record):
+    """One request to an engine, as a value: the daemon makes it, with a deadline."""
+
+    method: Literal["GET", "POST"] = "POST"
+    path: str
+    body: dict[str, Any] | None = None
+    ok: tuple[int, ...] = (200,)
+
+
+class TierTokens(Record):
+    """Which tier served how many prompt tokens of one request. ``None`` is unknown."""
+
+    prompt: int | None = None
+    l1: int | None = None
+    l2: int | None = None
+    l3: int | None = None
+    computed: int | None = None
+
+
+Tier = Literal["L1", "L2", "L3"]
 
 
 def only_samples(metrics_text: str, names: Collection[str]) -> str:
@@ -96,6 +144,10 @@ class EngineDriver(Protocol):
     name: str
     api_version: int
     default_port: int
+    package: (
+        str | None
+    )  # the distribution whose version in the engine's interpreter counts, e.g. "vllm-ascend"
+    versions: str  # the versions of it that this driver knows, a PEP 440 specifier; "" = any
 
     def launch(self, context: EngineContext) -> EngineLaunch:
         """The launch of one engine. Pure: no I/O."""
@@ -107,4 +159,28 @@ class EngineDriver(Protocol):
 
     def observe(self, metrics_text: str) -> EngineObservation:
         """Reads one scrape (Prometheus text format). Pure. Raises ValueError on a body it cannot read."""
+        ...
+
+    def read_line(self, line: str) -> EngineObservation | None:
+        """What one line of the engine's output says, ``None`` for nothing. Pure, and quick: it sees every line."""
+        ...
+
+    def generation(self, context: EngineContext) -> HttpCall:
+        """A request that makes the engine generate one token: readiness is proved by its answer."""
+        ...
+
+    def generated(self, body: bytes) -> str:
+        """The text in the answer to ``generation``. Pure. Raises ValueError when there is none."""
+        ...
+
+    def tokens(self, body: bytes) -> TierTokens:
+        """Which tier served the prompt of a completed request, from its (unstreamed) answer. Pure."""
+        ...
+
+    def flush(self, context: EngineContext, tiers: frozenset[Tier]) -> tuple[HttpCall, ...]:
+        """The requests that empty these tiers of this engine.
+
+        Raises:
+            ValueError: it cannot flush one of them without the others; the text says which.
+        """
         ...

@@ -71,7 +71,7 @@ class PortOwner(Record):
 
 
 class MemcacheInstall(Record):
-    """The MemCache that one interpreter (wheel) or one run package (binary) offers."""
+    """The MemCache that one interpreter (wheel) or one run package (binary) offers; ``packages``: engine -> version."""
 
     runtime: str  # "wheel" | "binary"
     python: str | None = None
@@ -80,6 +80,7 @@ class MemcacheInstall(Record):
     memfabric_version: str | None = None
     executable: str | None = None  # run package: the mmc_meta_service for this machine
     library_dirs: tuple[str, ...] = ()
+    packages: dict[str, str] = Field(default_factory=dict)
     problem: str | None = None
 
 

@@ -384,11 +384,27 @@ class _Planner:
             return None
         return self.install or MemcacheInstall(runtime="binary", home=self.settings.meta.home)
 
+    def _engine_version(self, driver: EngineDriver, engine: EngineSettings) -> str | None:
+        """As installed in the engine's interpreter; an image's is not known."""
+        if engine.runner == "docker":
+            return None
+        python = engine.python or self.python
+        install = next((i for i in self.inventory.memcache if i.python == python), None)
+        return _version_in(install, driver.package)
+
+    def _nic_of_this_node(self) -> str | None:
+        """The interface that carries this node's address among the peers."""
+        peers = {p.name: p.address for p in self.settings.cluster.peers}
+        address = peers.get(self.node) or self.settings.node.address
+        return next((n.name for n in self.inventory.nics if address in n.addresses), None)
+
     def _engines(
         self, engines: list[EngineSettings], address: MetaAddress, pool: PoolPlan, env: dict[str, str]
     ) -> list[PlannedEngine]:
         planned: list[PlannedEngine] = []
-        for engine in engines:
+        peers = self.settings.cluster.peers
+        for index, engine in enumerate(engines):
+            nodes = engine.nodes or tuple(p.name for p in peers) or (self.node,)
             driver = find_driver(engine, self.drivers, self.remarks)
             if driver is None:
                 continue
@@ -415,6 +431,15 @@ class _Planner:
                 pool_placement=pool.placement,
                 work_dir=f"{self.settings.paths.state}/engines/{engine.name}",
                 inventory=self.inventory,
+                version=engine.version or self._engine_version(driver, engine),
+                index=index,
+                nodes=nodes,
+                node_index=nodes.index(self.node) if self.node in nodes else 0,
+                addresses={p.name: p.address for p in peers},
+                nic=self.settings.node.nic or self._nic_of_this_node(),
+                role=engine.role,
+                l2_bytes=engine.l2,
+                runner=engine.runner,
             )
             answer = ask_driver(driver, engine, context, self.remarks)
             if answer is None:
@@ -423,6 +448,10 @@ class _Planner:
                 self.ports.claim(extra, unit, purpose)
             planned.append(answer)
         return planned
+
+
+def _version_in(install: MemcacheInstall | None, package: str | None) -> str | None:
+    return install.packages.get(package) if install is not None and package else None
 
 
 def _span(devices: set[int]) -> str:

@@ -267,6 +267,37 @@ class EngineSettings(Section):
         "127.0.0.1", description="address its HTTP server listens on", examples=["127.0.0.1", "0.0.0.0"]
     )
     user: str | None = Field(None, description="user that runs it; default: kvtierd's own")
+    group: UnitName | None = Field(
+        None, description="engines of one group replace each other: a rolling restart keeps one of them ready",
+        examples=["chat"],
+    )  # fmt: skip
+    role: Literal["both", "prefill", "decode"] = Field(
+        "both", description="its part in prefill/decode disaggregation", examples=["both", "prefill"]
+    )
+    version: str | None = Field(
+        None, pattern=r"^\d+(\.\d+)*[\w.+-]*$", description="version of the engine; default: as installed",
+        examples=["0.13.0"],
+    )  # fmt: skip
+    l2: Size | None = Field(
+        None,
+        description="host memory for the engine's own second tier, for the whole engine",
+        examples=["64GiB"],
+    )
+    runner: Literal["host", "docker"] = Field(
+        "host", description="host: as a process; docker: in a container"
+    )
+    image: str | None = Field(
+        None, description="container image (runner = docker)",
+        examples=["quay.io/ascend/vllm-ascend:releases-v0.13.0-openeuler"],
+    )  # fmt: skip
+    mounts: tuple[str, ...] = Field(
+        (),
+        description="further bind mounts, source:target[:ro] (runner = docker)",
+        examples=[["/data/weights:/root/.cache"]],
+    )
+    shm_size: str = Field(
+        "500g", description="size of the container's /dev/shm (runner = docker)", examples=["500g"]
+    )
     python: AbsolutePath | None = Field(
         None, description="its interpreter; default: [meta] python", examples=["/usr/bin/python3"]
     )
@@ -289,6 +320,11 @@ class EngineSettings(Section):
             raise ValueError(f"host {self.host!r} is not an IP address") from None
         if len(set(self.devices)) != len(self.devices):
             raise ValueError("devices names one device twice")
+        if self.runner == "docker" and not self.image:
+            raise ValueError("runner docker needs an image")
+        wrong = [m for m in self.mounts if not re.fullmatch(r"/[^:]*:/[^:]*(:ro)?", m)]
+        if wrong:
+            raise ValueError(f"mount {wrong[0]!r} is not of the form /source:/target[:ro]")
         return self
 
 

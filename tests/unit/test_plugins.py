@@ -12,6 +12,8 @@ from kvtierd.plugins import load_plugins
 class Driver:
     api_version = 1
     default_port = 1
+    package = None
+    versions = ""
 
     def __init__(self, name="fake"):
         self.name = name
@@ -21,6 +23,16 @@ class Driver:
     def metrics_url(self, context): ...
 
     def observe(self, metrics_text): ...
+
+    def read_line(self, line): ...
+
+    def generation(self, context): ...
+
+    def generated(self, body): ...
+
+    def tokens(self, body): ...
+
+    def flush(self, context, tiers): ...
 
 
 @pytest.fixture
@@ -64,7 +76,7 @@ class Half:
         (None, "brings no engine driver"),
         (lambda: 5, "TypeError"),
         (lambda: [Old()], "written for plugin API 0"),
-        (lambda: [Half()], "lacks api_version, default_port, launch, metrics_url, observe"),
+        (lambda: [Half()], "lacks api_version, default_port, package"),
     ],
 )
 def test_a_broken_plugin_is_named_and_the_others_work(plugin, implementation, problem):

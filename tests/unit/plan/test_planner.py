@@ -30,6 +30,8 @@ class FakeDriver:
     name = "fake"
     api_version = 1
     default_port = 8000
+    package = "fake-engine"
+    versions = ""
 
     def __init__(self, **launch):
         self.launch_fields = launch

@@ -6,7 +6,9 @@ and a driver that turns a context into a launch and a scrape into an observation
 
 from __future__ import annotations
 
+import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -17,6 +19,9 @@ from kvtierd.plan.engine import (
     EngineDriver,
     EngineLaunch,
     EngineObservation,
+    HttpCall,
+    Tier,
+    TierTokens,
     only_samples,
 )
 from kvtierd.plan.model import HttpProbe, Note, Readiness, Refusal, RestartPolicy, StopPolicy
@@ -37,6 +42,8 @@ class RefengineDriver:
     name = "refengine"
     api_version = API_VERSION
     default_port = 8100
+    package = "kvtierd-refengine"
+    versions = ""
 
     def launch(self, context: EngineContext) -> EngineLaunch:
         """See :class:`kvtierd.plan.engine.EngineDriver`. Unknown and wrong ``args`` are refusals."""
@@ -109,11 +116,65 @@ class RefengineDriver:
             waiting=_count(sums, "vllm:num_requests_waiting"),
         )
 
+    def read_line(self, line: str) -> EngineObservation | None:
+        """The hit-rate line in vLLM's form, and the engine's own last words."""
+        if FATAL_PREFIX in line:
+            return EngineObservation(fatal=line[line.index(FATAL_PREFIX) :].strip())
+        if "Prefix cache hit rate:" not in line:
+            return None
+        rates = dict(_RATES.findall(line))
+        return EngineObservation(
+            l1_window_rate=_share(rates.get("Prefix cache hit rate")),
+            l3_window_rate=_share(rates.get("External prefix cache hit rate")),
+        )
+
+    def generation(self, context: EngineContext) -> HttpCall:
+        """One token of a short prompt."""
+        body = {"model": context.model or "refengine", "prompt": "kvtierd", "max_tokens": 1, "temperature": 0}
+        return HttpCall(path="/v1/completions", body=body)
+
+    def generated(self, body: bytes) -> str:
+        """The completion's text."""
+        try:
+            text = json.loads(body)["choices"][0]["text"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"not a completion: {body[:80]!r}") from error
+        if not isinstance(text, str) or not text:
+            raise ValueError("the completion has no text")
+        return text
+
+    def tokens(self, body: bytes) -> TierTokens:
+        """From the engine's own field in ``usage``."""
+        usage = json.loads(body).get("usage") or {}
+        own = usage.get("kvtier") or {}
+        return TierTokens(
+            prompt=usage.get("prompt_tokens"),
+            l1=own.get("l1_tokens"),
+            l3=own.get("l3_tokens"),
+            computed=own.get("computed_tokens"),
+        )
+
+    def flush(self, context: EngineContext, tiers: frozenset[Tier]) -> tuple[HttpCall, ...]:
+        """L1 only: MemCache cannot list one model's keys, and there is no L2."""
+        others = sorted(tiers - {"L1"})
+        if others:
+            raise ValueError(
+                f"the reference engine cannot flush {', '.join(others)}; kvtierctl purge empties the pool"
+            )
+        return (HttpCall(path="/reset_prefix_cache"),) if tiers else ()
+
 
 @hookimpl
 def kvtierd_engine_drivers() -> Sequence[EngineDriver]:
     """The driver ``refengine``."""
     return [RefengineDriver()]
+
+
+_RATES = re.compile(r"(External prefix cache hit rate|Prefix cache hit rate): (\d+(?:\.\d+)?)%")
+
+
+def _share(percent: str | None) -> float | None:
+    return None if percent is None else float(percent) / 100
 
 
 def _url(context: EngineContext) -> str:
