@@ -25,12 +25,15 @@ from kvtierd.assembly import (
 )
 from kvtierd.control.server import ControlServer
 from kvtierd.control.v1 import control_pb2 as pb
+from kvtierd.engines.proof import GenerationProof
+from kvtierd.engines.rolling import Member, next_to_restart
 from kvtierd.errors import KvtierError
 from kvtierd.events import EventLog
 from kvtierd.files import DirectoryLock
 from kvtierd.http_get import fetch_text
 from kvtierd.node import Node
 from kvtierd.observe.engines import EngineObserver, Target
+from kvtierd.plan.engine import EngineDriver
 from kvtierd.plan.model import NodePlan, UnitSpec
 from kvtierd.plan.units import META_ID
 from kvtierd.plugins import load_plugins
@@ -56,6 +59,8 @@ RECOVERY_ROUND_SECONDS = 0.1  # while clients are held up because the MetaServic
 REST_LOOK_SECONDS = 2.0  # between two looks at the pool when all is well
 RESTING = frozenset({"ready", "stopped", "failed"})
 STOP_ALL_SECONDS = 60.0
+DRAIN_SECONDS = 30.0  # of one engine in a rolling restart
+ROLL_SECONDS = 1800.0  # until a restarted engine is ready: large models load for many minutes
 
 
 class Daemon:
@@ -63,10 +68,11 @@ class Daemon:
 
     def __init__(self, settings_file: Path, settings: Settings) -> None:
         backend = ShimBackend(Path(settings.paths.runtime), Path(settings.paths.logs) / "units")
+        self._proof = GenerationProof(self._driver)
         supervisor = Supervisor(
             backend,
             gate=self._gate,
-            extra_checks={"meta": self._check_meta},
+            extra_checks={"meta": self._check_meta, "engine": self._proof.check},
             on_event=self._unit_event,
             state_dir=Path(settings.paths.runtime),
         )
@@ -86,6 +92,7 @@ class Daemon:
         self._observing: asyncio.Task[None] | None = None
         self._next_observation = 0.0
         self._next_look = 0.0
+        self._rolling: asyncio.Task[None] | None = None
         self._meta_instance: str | None = None
         self._meta_verified: str | None = None
 
@@ -154,8 +161,10 @@ class Daemon:
             with contextlib.suppress(KvtierError):
                 await self._verbs.stop_all(STOP_ALL_SECONDS, remember=False)
             going_round.cancel()
-        for task in self._tasks | ({self._observing} if self._observing else set()):
-            task.cancel()
+        for task in (*self._tasks, self._observing, self._rolling):
+            if task is not None:
+                task.cancel()
+        await self._proof.close()
         if node.keeper is not None:
             await node.keeper.close()
         await server.close()
@@ -195,6 +204,33 @@ class Daemon:
             self._next_look = time.monotonic() + REST_LOOK_SECONDS
             await self._look_at_tier()
         self._observe(plan)
+        self._roll_engines(plan)
+
+    def _roll_engines(self, plan: NodePlan) -> None:
+        """The next engine of a rolling restart, when its group can do without it."""
+        node = self.node
+        node.due_engines = [u for u in node.due_engines if plan.unit(u) is not None]
+        if not node.due_engines or (self._rolling is not None and not self._rolling.done()):
+            return
+        members = {
+            u.id: Member(u.id, u.group, (v := node.view(u.id)) is not None and v.state == "ready")
+            for u in plan.units
+            if u.kind == "engine"
+        }
+        unit_id = next_to_restart(node.due_engines, members)
+        if unit_id is not None:
+            node.due_engines.remove(unit_id)
+            self._rolling = asyncio.create_task(self._restart_engine(unit_id))
+
+    async def _restart_engine(self, unit_id: str) -> None:
+        """Drains and restarts one engine, and waits until it is ready again or has failed."""
+        node = self.node
+        try:
+            outcome = await self._verbs.drain_only(unit_id, DRAIN_SECONDS)
+            node.events.add("info", "engine.drained", f"rolling restart: {outcome.describe()}", unit=unit_id)
+            await self._verbs.control_unit(unit_id, "restart", ROLL_SECONDS)
+        except KvtierError as error:
+            node.events.add("warning", "engine.restart-failed", error.message, unit=unit_id)
 
     def _pause_seconds(self) -> float:
         if self._at_rest():
@@ -267,11 +303,16 @@ class Daemon:
 
     # -- what the supervisor asks
 
+    def _driver(self, name: str) -> EngineDriver | None:
+        return self.node.plugins.drivers.get(name)
+
     def _gate(self, spec: UnitSpec, views: Mapping[str, UnitView]) -> str | None:
         """Why a unit may not start yet. Only starts are gated: what runs is never stopped by this."""
         node = self.node
         if not node.planned:
             return "waits until this start's settings are planned"
+        if spec.blocked:
+            return spec.blocked
         if spec.kind in {"pool", "engine"} and node.hugepages.problem:
             return f"{node.hugepages.problem.splitlines()[0]} (kvtierctl reload tries again)"
         for other in spec.after:

@@ -10,7 +10,8 @@ opens a connection and hangs up after the answer, since that service keeps idle 
 from __future__ import annotations
 
 import asyncio
-from typing import ClassVar, NamedTuple
+import json
+from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
 from kvtierd.errors import KvtierError
@@ -42,8 +43,10 @@ async def http_get(
     timeout_seconds: float = 2.0,
     most_body_bytes: int = MOST_BODY_BYTES,
     body_of_status: int | None = None,
+    method: str = "GET",
+    json_body: Any = None,
 ) -> HttpAnswer:
-    """The answer to a GET of an ``http://`` address.
+    """The answer to a GET (or to another ``method``, with ``json_body`` as its body) of an ``http://`` address.
 
     Args:
         url: ``http://HOST:PORT/PATH``, already quoted.
@@ -59,9 +62,7 @@ async def http_get(
         async with asyncio.timeout(timeout_seconds):
             reader, writer = await asyncio.open_connection(host, port, limit=MOST_HEAD_BYTES)
             try:
-                writer.write(
-                    f"GET {path} HTTP/1.1\r\nHost: {authority}\r\nAccept: */*\r\n\r\n".encode("ascii")
-                )
+                writer.write(_request(method, path, authority, json_body))
                 await writer.drain()
                 return await _read_answer(reader, most_body_bytes, body_of_status)
             finally:
@@ -76,6 +77,16 @@ async def http_get(
         raise HttpError(
             f"{url} did not answer in HTTP, or not completely", why=str(error), code="http.answer"
         ) from error
+
+
+def _request(method: str, path: str, authority: str, json_body: Any) -> bytes:
+    head = f"{method} {path} HTTP/1.1\r\nHost: {authority}\r\nAccept: */*\r\n"
+    if json_body is None and method == "GET":
+        return f"{head}\r\n".encode("ascii")
+    body = b"" if json_body is None else json.dumps(json_body).encode()
+    return (
+        f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode("ascii") + body
+    )
 
 
 async def fetch_text(url: str, *, timeout_seconds: float = 2.0) -> str:

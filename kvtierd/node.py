@@ -34,6 +34,7 @@ class Node:
         planned: The settings of this start have been looked at; until then nothing new is started.
         problems: What is wrong with the settings or the plan; units and tier bring their own.
         keeper, endpoint, endpoint_status: The tier's, on the node that runs the MetaService.
+        due_engines: Engines that wait for their turn in a rolling restart.
         clean_stop_instance: The MetaService's run that was quiesced before its stop.
     """
 
@@ -52,6 +53,7 @@ class Node:
     endpoint: EndpointControl | None = None
     endpoint_status: Mapping[str, Any] | None = None
     clean_stop_instance: str | None = None
+    due_engines: list[str] = dataclasses.field(default_factory=list)
     started_unix_seconds: float = dataclasses.field(default_factory=time.time)
 
     @property

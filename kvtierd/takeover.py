@@ -143,6 +143,10 @@ class Takeover:
             # The MetaService is quiesced through the endpoint, so that goes last.
             kinds = {u.id: u.kind for u in plan.units}
             for unit in sorted(stale, key=lambda u: STOP_ORDER.index(kinds[u])):
+                if kinds[unit] == "engine":
+                    if unit not in node.due_engines:
+                        node.due_engines.append(unit)  # one by one, drained, in the loop's rounds
+                    continue
                 await self._act(unit, "restart", "its specification changed")
         return pb.ReloadReply(
             changed_files=written,

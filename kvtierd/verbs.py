@@ -12,14 +12,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from kvtierd.assembly import emulation_root
 from kvtierd.control.v1 import control_pb2 as pb
 from kvtierd.emulator.launch import cleanup as cleanup_emulation
+from kvtierd.engines.drain import Drained, drain
 from kvtierd.errors import PlanError, UnitError
 from kvtierd.events import Event
 from kvtierd.node import Node
+from kvtierd.plan.engine import EngineObservation
 from kvtierd.report import status_message, unit_message
 from kvtierd.takeover import STOP_ORDER
 from kvtierd.units.views import UnitView
 
 POLL_SECONDS = 0.05
+STOP_WAIT_SECONDS = 60.0
 Reload = Callable[[bool], Awaitable[pb.ReloadReply]]
 
 
@@ -84,6 +87,35 @@ class NodeVerbs:
             if (view.state in wanted and _is_news(action, before, view)) or time.monotonic() >= deadline:
                 return unit_message(view)
             await asyncio.sleep(POLL_SECONDS)
+
+    async def drain(self, unit: str, deadline_seconds: float) -> pb.ControlUnitReply:
+        """Waits until an engine has no requests, up to the deadline, then stops it; says what was cut off."""
+        node = self._node
+        unit_id = node.resolve(unit)
+        outcome = await self.drain_only(unit_id, deadline_seconds)
+        node.events.add(
+            "info" if outcome.complete else "warning", "engine.drained", outcome.describe(), unit=unit_id
+        )
+        stopped = await self.control_unit(unit_id, "stop", STOP_WAIT_SECONDS)
+        return pb.ControlUnitReply(unit=stopped, note=outcome.describe())
+
+    async def drain_only(self, unit_id: str, deadline_seconds: float) -> Drained:
+        """The waiting part of a drain.
+
+        Raises:
+            UnitError: it is not an engine of the plan.
+        """
+        node = self._node
+        spec = node.plan.unit(unit_id) if node.plan else None
+        if spec is None or spec.kind != "engine":
+            raise UnitError(
+                f"{unit_id} is not an engine: only engines have requests to drain", code="unit.not-engine"
+            )
+
+        async def look() -> EngineObservation | None:
+            return await node.observer.observe_now(unit_id)
+
+        return await drain(look, deadline_seconds=deadline_seconds)
 
     async def act(self, unit_id: str, action: str, reason: str, *, remember: bool = True) -> None:
         """Says what is wanted of a unit; a running MetaService is quiesced before it is stopped."""

@@ -16,7 +16,7 @@ from kvtierd.cli.plan import plan
 from kvtierd.cli.plugins import plugins
 from kvtierd.cli.purge import purge
 from kvtierd.cli.status import status
-from kvtierd.cli.units import restart, start, stop
+from kvtierd.cli.units import drain, restart, start, stop
 from kvtierd.cli.version import version
 
 app = typer.Typer(
@@ -45,6 +45,7 @@ for verb in (
     start,
     stop,
     restart,
+    drain,
     inventory,
     hugepages,
     purge,

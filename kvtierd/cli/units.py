@@ -92,6 +92,33 @@ def stop(
     _show_all(units, as_json, wanted={"stopped", "failed"})
 
 
+def drain(
+    unit: UnitArgument,
+    settings: SettingsOption = None,
+    socket: SocketOption = None,
+    deadline: Annotated[
+        float,
+        typer.Option(
+            "--deadline", metavar="SECONDS", min=0, max=600, help="The longest to wait for its requests."
+        ),
+    ] = 60.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Wait until an engine has no requests, then stop it; say what was cut off. Take it out of your balancer first.
+
+    JSON: as start, and note.
+    """
+    with connect(settings, socket) as client:
+        reply = client.drain(unit, deadline)
+    if as_json:
+        print_json({**message_dict(reply.unit), "note": reply.note})
+    else:
+        print(reply.note)
+        _print(reply.unit)
+    if reply.unit.state != "stopped":
+        raise typer.Exit(1)
+
+
 def _show_all(units: list[Any], as_json: bool, *, wanted: set[str]) -> None:
     if as_json:
         print_json([message_dict(u) for u in units])

@@ -44,6 +44,10 @@ class NodeApi(Protocol):
         """start, stop or restart."""
         ...
 
+    async def drain(self, unit: str, deadline_seconds: float) -> pb.ControlUnitReply:
+        """Waits until an engine has no requests, then stops it."""
+        ...
+
     async def stop_all(self, wait_seconds: float) -> list[pb.Unit]:
         """Stops every unit."""
         ...

@@ -16,6 +16,7 @@ from kvtierd.errors import DaemonUnreachableError, KvtierError
 
 CALL_SECONDS = 5.0
 RELOAD_SECONDS = 600.0  # hundreds of GiB of hugepages take minutes
+DRAIN_EXTRA_SECONDS = 90.0  # the stop behind the drain
 STOP_EXTRA_SECONDS = 20.0  # the quiesce of the MetaService comes on top
 Reply = TypeVar("Reply")
 
@@ -76,6 +77,12 @@ class ControlClient:
             self._stub.ControlUnit, request, pb.ControlUnitReply, seconds=wait_seconds + STOP_EXTRA_SECONDS
         )
         return reply.unit
+
+    def drain(self, unit: str, deadline_seconds: float) -> pb.ControlUnitReply:
+        """Drains an engine for up to ``deadline_seconds`` and stops it."""
+        request = pb.ControlUnitRequest(unit=unit, action="ACTION_DRAIN", wait_seconds=deadline_seconds)
+        seconds = deadline_seconds + DRAIN_EXTRA_SECONDS
+        return self._call(self._stub.ControlUnit, request, pb.ControlUnitReply, seconds=seconds)
 
     def stop_all(self, wait_seconds: float) -> list[pb.Unit]:
         """Stops every unit of the node."""

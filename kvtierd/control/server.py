@@ -33,6 +33,7 @@ _ACTIONS = {
     pb.ControlUnitRequest.ACTION_START: "start",
     pb.ControlUnitRequest.ACTION_STOP: "stop",
     pb.ControlUnitRequest.ACTION_RESTART: "restart",
+    pb.ControlUnitRequest.ACTION_DRAIN: "drain",
 }
 
 Reply = TypeVar("Reply")
@@ -88,6 +89,8 @@ class _Servicer(control_pb2_grpc.ControlServicer):
             if action is None:
                 raise KvtierError("the request names no action", code="control.bad-request")
             wait = min(max(request.wait_seconds, 0.0), MAX_WAIT_SECONDS)
+            if action == "drain":
+                return await self._node.drain(request.unit, wait)
             return pb.ControlUnitReply(unit=await self._node.control_unit(request.unit, action, wait))
 
         return await _guarded(context, answer)

@@ -32,15 +32,26 @@ class EngineObserver:
         self._fetch = fetch
         self.samples: dict[str, Sample] = {}
         self.problems: dict[str, str] = {}
+        self._targets: dict[str, Target] = {}
         self._threads: dict[str, threading.Thread] = {}
 
     async def look(self, targets: Mapping[str, Target]) -> None:
         """Scrapes all targets at once; forgets engines that are not among them."""
+        self._targets = dict(targets)
         for gone in set(self.samples) | set(self.problems):
             if gone not in targets:
                 self.samples.pop(gone, None)
                 self.problems.pop(gone, None)
         await asyncio.gather(*(self._look_at(t) for t in targets.values()))
+
+    async def observe_now(self, unit_id: str) -> EngineObservation | None:
+        """A fresh observation of one engine; ``None`` when it is not looked at or does not answer."""
+        target = self._targets.get(unit_id)
+        if target is None:
+            return None
+        await self._look_at(target)
+        sample = self.samples.get(unit_id)
+        return None if unit_id in self.problems or sample is None else sample.observation
 
     async def _look_at(self, target: Target) -> None:
         try:

@@ -11,7 +11,29 @@ from typing import Any, Literal, Protocol
 from pydantic import Field
 
 from kvtierd.plan.inventory import Inventory, Record
-from kvtierd.plan.model import FileSpec, Note, Readiness, Refusal, RestartPolicy, StopPolicy
+from kvtierd.plan.model import (
+    FileSpec,
+    HttpCall,
+    Note,
+    PoolPlan,
+    Readiness,
+    Refusal,
+    RestartPolicy,
+    StopPolicy,
+    Tier,
+)
+
+__all__ = [
+    "API_VERSION",
+    "EngineContext",
+    "EngineDriver",
+    "EngineLaunch",
+    "EngineObservation",
+    "HttpCall",
+    "Tier",
+    "TierTokens",
+    "only_samples",
+]
 
 API_VERSION = 1
 
@@ -46,6 +68,7 @@ class EngineContext(Record):
     meta_service_url: str
     config_store_url: str
     pool_placement: str
+    pool: PoolPlan = PoolPlan()
     work_dir: str
     inventory: Inventory
     version: str | None = None
@@ -66,6 +89,7 @@ class EngineLaunch(Record):
     env: dict[str, str] = Field(default_factory=dict)
     files: tuple[FileSpec, ...] = ()
     extra_ports: dict[str, int] = Field(default_factory=dict)  # purpose -> port
+    serves_http: bool = True  # False: a part without an API of its own, e.g. a headless follower
     clients: int = 1  # MemCache ranks it opens (full clients; init_bm=False clients have no rank)
     readiness: Readiness = Readiness()
     restart: RestartPolicy = RestartPolicy()
@@ -102,15 +126,6 @@ class EngineObservation(Record):
     fatal: str | None = None
 
 
-class HttpCall(Record):
-    """One request to an engine, as a value: the daemon makes it, with a deadline."""
-
-    method: Literal["GET", "POST"] = "POST"
-    path: str
-    body: dict[str, Any] | None = None
-    ok: tuple[int, ...] = (200,)
-
-
 class TierTokens(Record):
     """Which tier served how many prompt tokens of one request. ``None`` is unknown."""
 
@@ -119,9 +134,6 @@ class TierTokens(Record):
     l2: int | None = None
     l3: int | None = None
     computed: int | None = None
-
-
-Tier = Literal["L1", "L2", "L3"]
 
 
 def only_samples(metrics_text: str, names: Collection[str]) -> str:

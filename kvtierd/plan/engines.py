@@ -5,15 +5,43 @@ Drivers are foreign code. One that raises costs its own engine, never the plan.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 
+from kvtierd.plan.docker import docker_argv
 from kvtierd.plan.engine import EngineContext, EngineDriver, EngineLaunch
-from kvtierd.plan.model import FileSpec, UnitSpec
+from kvtierd.plan.environment import merge_env
+from kvtierd.plan.model import EngineTalk, FileSpec, HttpCall, Tier, UnitSpec
 from kvtierd.plan.pool import Remarks
 from kvtierd.plan.toolchain import Toolchain
 from kvtierd.plan.units import engine_id
 from kvtierd.settings import EngineSettings
+
+
+def _command(planned: PlannedEngine, toolchain: Toolchain, directories: tuple[str, ...]) -> tuple[str, ...]:
+    engine, launch = planned.settings, planned.launch
+    if engine.runner == "host":
+        return launch.argv
+    return docker_argv(
+        toolchain,
+        name=engine_id(engine.name),
+        image=engine.image or "",
+        command=launch.argv,
+        env=launch.env,
+        devices=engine.devices,
+        directories=directories,
+        mounts=engine.mounts,
+        shm_size=engine.shm_size,
+        stop_seconds=launch.stop.timeout_seconds,
+    )
+
+
+FLUSHES: dict[str, frozenset[Tier]] = {
+    "L1": frozenset({"L1"}),
+    "L1+L2": frozenset({"L1", "L2"}),
+    "L3": frozenset({"L3"}),
+}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -24,6 +52,7 @@ class PlannedEngine:
     context: EngineContext
     launch: EngineLaunch
     metrics_url: str | None
+    talk: EngineTalk
 
 
 def ask_driver(
@@ -35,6 +64,7 @@ def ask_driver(
         if not isinstance(launch, EngineLaunch):
             raise TypeError(f"launch() returned {type(launch).__name__}, not EngineLaunch")
         metrics_url = driver.metrics_url(context)
+        talk = _talk(driver, context, serves_http=launch.serves_http)
     except Exception as error:  # noqa: BLE001 - foreign code: anything may come out of it
         remarks.refuse(
             "engine.plugin-failed",
@@ -51,7 +81,21 @@ def ask_driver(
         remarks.note(note.code, f"engine {engine.name}: {note.message}")
     for refusal in launch.refusals:
         remarks.refuse(refusal.code, f"engine {engine.name}: {refusal.message}", refusal.hint)
-    return PlannedEngine(engine, context, launch, metrics_url)
+    return PlannedEngine(engine, context, launch, metrics_url, talk)
+
+
+def _talk(driver: EngineDriver, context: EngineContext, *, serves_http: bool) -> EngineTalk:
+    if not serves_http:
+        return EngineTalk()
+    flush: dict[str, tuple[HttpCall, ...]] = {}
+    for name, tiers in FLUSHES.items():
+        with contextlib.suppress(ValueError):  # the driver says that it cannot
+            flush[name] = tuple(driver.flush(context, tiers))
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(context.host, context.host)
+    shown = f"[{host}]" if ":" in host else host
+    return EngineTalk(
+        base_url=f"http://{shown}:{context.port}", generation=driver.generation(context), flush=flush
+    )
 
 
 def find_driver(
@@ -69,8 +113,10 @@ def find_driver(
     return driver
 
 
-def engine_unit(planned: PlannedEngine, toolchain: Toolchain, after: tuple[str, ...]) -> UnitSpec:
-    """The unit of one engine."""
+def engine_unit(
+    planned: PlannedEngine, toolchain: Toolchain, after: tuple[str, ...], *, directories: tuple[str, ...] = ()
+) -> UnitSpec:
+    """The unit of one engine. ``directories`` are kvtierd's own that a container must see."""
     launch, engine = planned.launch, planned.settings
     emulation = toolchain.emulation
     files: tuple[FileSpec, ...] = launch.files
@@ -78,8 +124,8 @@ def engine_unit(planned: PlannedEngine, toolchain: Toolchain, after: tuple[str, 
         id=engine_id(engine.name),
         kind="engine",
         name=engine.name,
-        argv=(*(emulation.prefix if emulation else ()), *launch.argv),
-        env=launch.env,
+        argv=(*(emulation.prefix if emulation else ()), *_command(planned, toolchain, directories)),
+        env=merge_env(toolchain.base_env, launch.env) if engine.runner == "docker" else launch.env,
         user=engine.user,
         devices=engine.devices,
         files=(planned.context.local_conf_path, *(f.path for f in files)),
@@ -91,4 +137,6 @@ def engine_unit(planned: PlannedEngine, toolchain: Toolchain, after: tuple[str, 
         stop=launch.stop,
         plugin=engine.plugin,
         metrics_url=planned.metrics_url,
+        talk=planned.talk,
+        group=engine.group,
     )

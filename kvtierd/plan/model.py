@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -103,6 +103,29 @@ class StopPolicy(Record):
     timeout_seconds: float = 20.0
 
 
+Tier = Literal["L1", "L2", "L3"]
+
+
+class HttpCall(Record):
+    """One request to an engine, as a value: the daemon makes it, with a deadline."""
+
+    method: Literal["GET", "POST"] = "POST"
+    path: str
+    body: dict[str, Any] | None = None
+    ok: tuple[int, ...] = (200,)
+
+
+class EngineTalk(Record):
+    """How the daemon speaks with an engine: its address, the proof that it generates, and how each tier is emptied.
+
+    ``base_url`` ``None``: it serves no HTTP (the headless part of an engine that spans hosts).
+    """
+
+    base_url: str | None = None
+    generation: HttpCall | None = None
+    flush: dict[str, tuple[HttpCall, ...]] = Field(default_factory=dict)
+
+
 class UnitSpec(Record):
     """A supervised process, complete: nothing else is needed to start it.
 
@@ -130,6 +153,9 @@ class UnitSpec(Record):
     stop: StopPolicy = StopPolicy()
     plugin: str | None = None  # engines: the driver's name
     metrics_url: str | None = None  # engines: where their Prometheus metrics are
+    talk: EngineTalk | None = None  # engines: how the daemon speaks with them
+    group: str | None = None  # engines: those that can stand in for each other
+    blocked: str | None = None  # why it must not be started as things are (a held card)
 
     @property
     def digest(self) -> str:

@@ -159,7 +159,12 @@ class _Planner:
         for planned in self._engines(engines, address, pool, env):
             after = tuple(pool_id(i) for i in range(pool.providers)) if pool.placement == "standalone" else ()
             units.append(
-                engine_unit(planned, self.toolchain, after or ((META_ID,) if self.is_master else ()))
+                engine_unit(
+                    planned,
+                    self.toolchain,
+                    after or ((META_ID,) if self.is_master else ()),
+                    directories=(self.conf_dir, planned.context.work_dir),
+                )
             )
             files += planned.launch.files
         if self.emulated:
@@ -429,6 +434,7 @@ class _Planner:
                 meta_service_url=address.client_meta_url,
                 config_store_url=address.client_config_store_url,
                 pool_placement=pool.placement,
+                pool=pool,
                 work_dir=f"{self.settings.paths.state}/engines/{engine.name}",
                 inventory=self.inventory,
                 version=engine.version or self._engine_version(driver, engine),

@@ -213,10 +213,12 @@ class ControlUnitRequest(_message.Message):
         ACTION_START: _ClassVar[ControlUnitRequest.Action]
         ACTION_STOP: _ClassVar[ControlUnitRequest.Action]
         ACTION_RESTART: _ClassVar[ControlUnitRequest.Action]
+        ACTION_DRAIN: _ClassVar[ControlUnitRequest.Action]
     ACTION_UNSPECIFIED: ControlUnitRequest.Action
     ACTION_START: ControlUnitRequest.Action
     ACTION_STOP: ControlUnitRequest.Action
     ACTION_RESTART: ControlUnitRequest.Action
+    ACTION_DRAIN: ControlUnitRequest.Action
     UNIT_FIELD_NUMBER: _ClassVar[int]
     ACTION_FIELD_NUMBER: _ClassVar[int]
     WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
@@ -226,10 +228,12 @@ class ControlUnitRequest(_message.Message):
     def __init__(self, unit: _Optional[str] = ..., action: _Optional[_Union[ControlUnitRequest.Action, str]] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
 
 class ControlUnitReply(_message.Message):
-    __slots__ = ("unit",)
+    __slots__ = ("unit", "note")
     UNIT_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
     unit: Unit
-    def __init__(self, unit: _Optional[_Union[Unit, _Mapping]] = ...) -> None: ...
+    note: str
+    def __init__(self, unit: _Optional[_Union[Unit, _Mapping]] = ..., note: _Optional[str] = ...) -> None: ...
 
 class StopAllRequest(_message.Message):
     __slots__ = ("wait_seconds",)

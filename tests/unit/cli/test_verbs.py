@@ -190,9 +190,9 @@ def test_no_daemon_exits_3_with_what_to_do(run, tmp_path, verb):
 
 def test_help_of_every_verb_documents_its_json(run):
     code, out, _ = run("--help")
-    names = "status plan apply reload events logs start stop restart inventory hugepages purge plugins demo version"
+    names = "status plan apply reload events logs start stop restart drain inventory hugepages purge plugins demo version"
     verbs = [name for name in names.split() if name in out]
-    assert len(verbs) == 15
+    assert len(verbs) == 16
     for verb in verbs:
         code, out, _ = run(verb, "--help")
         assert code == 0

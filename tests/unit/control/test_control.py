@@ -56,6 +56,10 @@ class FakeNode:
         self.calls.append((unit, action, wait_seconds))
         return pb.Unit(id=unit, state="ready")
 
+    async def drain(self, unit, deadline_seconds):
+        self.calls.append((unit, "drain", deadline_seconds))
+        return pb.ControlUnitReply(unit=pb.Unit(id=unit, state="stopped"), note="drained")
+
     async def stop_all(self, wait_seconds):
         return [pb.Unit(id="a", state="stopped")]
 
@@ -112,7 +116,8 @@ async def test_a_fault_of_ours_is_told_and_does_not_end_the_service(served):
 async def test_actions_arrive_as_asked(served):
     await call(served[1], "control_unit", "ref", "restart", 3.0)
     await call(served[1], "reload", restart_changed=True)
-    assert served[0].calls == [("ref", "restart", 3.0), ("reload", True)]
+    assert (await call(served[1], "drain", "ref", 7.0)).note == "drained"
+    assert served[0].calls == [("ref", "restart", 3.0), ("reload", True), ("ref", "drain", 7.0)]
 
 
 async def test_streams(served):

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from kvtierd.plan.engine import EngineLaunch, EngineObservation
+from kvtierd.plan.engine import EngineLaunch, EngineObservation, HttpCall
 from kvtierd.plan.inventory import Inventory, PortOwner
 from kvtierd.plan.model import NodePlan, Note, Refusal
 from kvtierd.plan.planner import make_plan
@@ -48,6 +48,14 @@ class FakeDriver:
 
     def observe(self, metrics_text):
         return EngineObservation()
+
+    def generation(self, context):
+        return HttpCall(path="/v1/completions", body={"model": context.model})
+
+    def flush(self, context, tiers):
+        if "L3" in tiers:
+            raise ValueError("cannot")
+        return (HttpCall(path="/flush"),)
 
 
 def host(name: str, **changes) -> Inventory:
@@ -293,6 +301,9 @@ def test_a_driver_gets_what_it_needs():
     unit = made.unit("kvtier-engine-e")
     assert unit.after == ("kvtier-meta-main",)
     assert unit.metrics_url == "http://127.0.0.1:8113/metrics"
+    assert unit.talk.base_url == "http://127.0.0.1:8113"
+    assert unit.talk.generation.path == "/v1/completions"
+    assert set(unit.talk.flush) == {"L1", "L1+L2"}, "what the driver cannot flush is left out"
 
 
 @pytest.mark.parametrize(
