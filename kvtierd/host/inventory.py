@@ -15,7 +15,7 @@ from kvtierd.host.interpreters import DEFAULT_BINARY_HOME, probe_interpreter, pr
 from kvtierd.host.memory import read_memory
 from kvtierd.host.network import read_nics, read_ports
 from kvtierd.host.view import HostView
-from kvtierd.plan.inventory import AscendInstall, Inventory, MemcacheInstall, Nic, Npu, PortOwner
+from kvtierd.plan.inventory import AscendInstall, Inventory, MemcacheInstall, Nic, Npu, NpuProcess, PortOwner
 
 NPU_SMI_TIMEOUT_SECONDS = 10.0
 FILES_TIMEOUT_SECONDS = 5.0
@@ -72,7 +72,7 @@ async def take_inventory(
             for path in dict.fromkeys(python)
         ]
     ascend = ascend_task.result()
-    npus, npu_problems = npus_task.result()
+    npus, npu_problems, npu_processes = npus_task.result()
     wheels = [task.result() for task in wheel_tasks]
     installs = (*wheels, *packages_task.result())
     return Inventory(
@@ -86,6 +86,7 @@ async def take_inventory(
         hugepages=memory.hugepages,
         numa_nodes=memory.numa_nodes,
         npus=npus,
+        npu_processes=npu_processes,
         nics=nics_task.result(),
         ports_in_use=ports_task.result(),
         ascend=ascend.install,
@@ -103,8 +104,8 @@ async def take_inventory(
 
 async def read_npus(
     view: HostView, *, timeout_seconds: float = NPU_SMI_TIMEOUT_SECONDS
-) -> tuple[tuple[Npu, ...], tuple[str, ...]]:
-    """The dies and what is wrong with the answer, from ``npu-smi info``, ``-m`` and, at worst, ``-l``.
+) -> tuple[tuple[Npu, ...], tuple[str, ...], tuple[NpuProcess, ...]]:
+    """The dies, what is wrong with the answer, and who holds them, from ``npu-smi info``, ``-m`` and, at worst, ``-l``.
 
     All three run at once, so that a driver that hangs costs one time limit and not three.
     """
@@ -118,7 +119,7 @@ async def read_npus(
         )
     )
     if info.error:
-        return (), (f"no NPU is listed: {info.describe()}",)
+        return (), (f"no NPU is listed: {info.describe()}",), ()
     report = npu_smi.parse_info(info.stdout)
     problems = [] if info.ok else [info.describe()]
     chips = npu_smi.parse_mapping(mapping.stdout) if mapping.ok else ()
@@ -135,7 +136,7 @@ async def read_npus(
             problems.append(
                 "names, health and memory of the NPUs may be unknown: only npu-smi -m or -l answered"
             )
-    return tuple(_with_numa_node(view, npu) for npu in npus), tuple(problems)
+    return tuple(_with_numa_node(view, npu) for npu in npus), tuple(problems), report.processes
 
 
 def _with_numa_node(view: HostView, npu: Npu) -> Npu:

@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Iterable
 
-from kvtierd.plan.inventory import Npu, Record
+from kvtierd.plan.inventory import Npu, NpuProcess, Record
 from kvtierd.quantities import MIB
 
 MAX_LINES = 10_000
@@ -24,17 +24,6 @@ _HEADER_WORDS = {
     "processid", "processname", "processmemory", "processidincontainer",
 }  # fmt: skip
 _BUS_ID = re.compile(r"[0-9A-Fa-f]{4}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]")
-
-
-class NpuProcess(Record):
-    """A process that holds a die, as npu-smi sees it. Processes of other containers may be missing."""
-
-    card: int
-    chip: int = 0
-    pid: int
-    name: str = ""
-    memory_bytes: int | None = None
-    pid_in_container: int | None = None
 
 
 class NpuReport(Record):

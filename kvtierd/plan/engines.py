@@ -114,9 +114,17 @@ def find_driver(
 
 
 def engine_unit(
-    planned: PlannedEngine, toolchain: Toolchain, after: tuple[str, ...], *, directories: tuple[str, ...] = ()
+    planned: PlannedEngine,
+    toolchain: Toolchain,
+    after: tuple[str, ...],
+    *,
+    directories: tuple[str, ...] = (),
+    blocked: str | None = None,
 ) -> UnitSpec:
-    """The unit of one engine. ``directories`` are kvtierd's own that a container must see."""
+    """The unit of one engine.
+
+    ``directories`` are kvtierd's own that a container must see; ``blocked`` says why not to start it as things are.
+    """
     launch, engine = planned.launch, planned.settings
     emulation = toolchain.emulation
     files: tuple[FileSpec, ...] = launch.files
@@ -139,4 +147,5 @@ def engine_unit(
         metrics_url=planned.metrics_url,
         talk=planned.talk,
         group=engine.group,
+        blocked=blocked,
     )

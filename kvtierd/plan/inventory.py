@@ -52,6 +52,17 @@ class Npu(Record):
     numa_node: int | None = None
 
 
+class NpuProcess(Record):
+    """A process that holds a die, as npu-smi sees it. Processes of other containers may be missing."""
+
+    card: int
+    chip: int = 0
+    pid: int
+    name: str = ""
+    memory_bytes: int | None = None
+    pid_in_container: int | None = None
+
+
 class Nic(Record):
     """A network interface and its addresses (without prefix length)."""
 
@@ -112,6 +123,7 @@ class Inventory(Record):
     hugepages: tuple[HugepagePool, ...] = ()
     numa_nodes: tuple[NumaNode, ...] = ()
     npus: tuple[Npu, ...] = ()
+    npu_processes: tuple[NpuProcess, ...] = ()
     nics: tuple[Nic, ...] = ()
     ports_in_use: tuple[PortOwner, ...] = ()
     ascend: AscendInstall = AscendInstall()

@@ -71,6 +71,7 @@ class _Planner:
         self.inventory = inventory
         self.drivers = drivers
         self.owned_pages = owned_pages
+        self.owned_pids = owned_pids
         self.remarks = Remarks()
         self.node = self._node_name(node)
         self.series = self._series()
@@ -164,6 +165,7 @@ class _Planner:
                     self.toolchain,
                     after or ((META_ID,) if self.is_master else ()),
                     directories=(self.conf_dir, planned.context.work_dir),
+                    blocked=self._held_card(planned.settings),
                 )
             )
             files += planned.launch.files
@@ -388,6 +390,16 @@ class _Planner:
         if self.settings.meta.runtime != "binary":
             return None
         return self.install or MemcacheInstall(runtime="binary", home=self.settings.meta.home)
+
+    def _held_card(self, engine: EngineSettings) -> str | None:
+        """A process of somebody else on one of the engine's cards: it would fail minutes later for want of memory."""
+        places = {(n.card, n.chip): n.device for n in self.inventory.npus if n.device in engine.devices}
+        for process in self.inventory.npu_processes:
+            device = places.get((process.card, process.chip))
+            if device is not None and process.pid not in self.owned_pids:
+                who = f"{process.name or 'a process'} (pid {process.pid})"
+                return f"device {device} is held by {who}; end it, then kvtierctl reload"
+        return None
 
     def _engine_version(self, driver: EngineDriver, engine: EngineSettings) -> str | None:
         """As installed in the engine's interpreter; an image's is not known."""

@@ -62,7 +62,7 @@ async def test_the_logic_ids_of_the_driver_are_used(tmp_path: Path) -> None:
         f"{n}  0  {7 - n}  910B3\n" for n in range(8)
     )
     view = HostView(tmp_path, recorded((["npu-smi", "info"], table), (["npu-smi", "info", "-m"], mapping)))
-    npus, problems = await read_npus(view)
+    npus, problems, _ = await read_npus(view)
     assert [(npu.card, npu.device) for npu in npus[:2]] == [(0, 7), (1, 6)]
     assert problems == ()
 
@@ -70,16 +70,16 @@ async def test_the_logic_ids_of_the_driver_are_used(tmp_path: Path) -> None:
 async def test_mapping_and_list_step_in(tmp_path: Path) -> None:
     broken = (["npu-smi", "info"], smi("driver-fault"))
     view = HostView(tmp_path, recorded(broken, (["npu-smi", "info", "-m"], smi("mapping-910b"))))
-    npus, problems = await read_npus(view)
+    npus, problems, _ = await read_npus(view)
     assert [npu.card for npu in npus] == [1, 2, 5, 7]
     assert len(problems) == 2
     view = HostView(tmp_path, recorded(broken, (["npu-smi", "info", "-l"], smi("list"))))
-    npus, _ = await read_npus(view)
+    npus, *_ = await read_npus(view)
     assert [(npu.device, npu.card) for npu in npus] == [(0, 3), (1, 5)]
 
 
 async def test_no_npu_smi(tmp_path: Path) -> None:
-    npus, problems = await read_npus(HostView(tmp_path, RecordedRunner()))
+    npus, problems, _ = await read_npus(HostView(tmp_path, RecordedRunner()))
     assert npus == ()
     assert problems == ("no NPU is listed: npu-smi info: is not installed, or not on PATH",)
 

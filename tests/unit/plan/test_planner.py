@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from kvtierd.plan.engine import EngineLaunch, EngineObservation, HttpCall
-from kvtierd.plan.inventory import Inventory, PortOwner
+from kvtierd.plan.inventory import Inventory, NpuProcess, PortOwner
 from kvtierd.plan.model import NodePlan, Note, Refusal
 from kvtierd.plan.planner import make_plan
 from kvtierd.plan.toolchain import Emulation, Toolchain
@@ -346,6 +346,29 @@ def test_a_missing_plugin_leaves_the_engine_out_and_says_so():
 )
 def test_devices_must_exist_and_not_be_shared(engines, code):
     assert code in codes(plan(configured(engine=engines), host("a2-2cards")).refusals)
+
+
+def test_a_held_card_is_named_before_the_start_and_our_own_processes_do_not_hold_it():
+    holder = NpuProcess(card=1, pid=4321, name="python3")
+    inventory = host("a2-2cards", npu_processes=(holder,))
+    settings = configured(engine=[engine(devices=[0]), engine(name="f", devices=[1], port=8114)])
+    made = plan(settings, inventory)
+    assert made.unit("kvtier-engine-e").blocked is None
+    assert "python3 (pid 4321)" in made.unit("kvtier-engine-f").blocked
+    assert plan(settings, inventory, owned_pids=frozenset({4321})).unit("kvtier-engine-f").blocked is None
+
+
+def test_an_engine_in_a_container_is_wrapped_and_its_conf_directory_mounted():
+    made = plan(
+        configured(engine=[engine(runner="docker", image="img:1", mounts=["/w:/root/.cache:ro"])]),
+        host("a2-2cards"),
+    )
+    argv = made.unit("kvtier-engine-e").argv
+    assert argv[:3] == ("/opt/kvtierd/bin/python", "-m", "kvtierd.engines.docker_run")
+    assert argv[-3:] == ("img:1", "engine", "8113")
+    assert "/var/lib/kvtierd/conf:/var/lib/kvtierd/conf" in argv
+    assert "/w:/root/.cache:ro" in argv
+    assert "/dev/davinci1" in argv
 
 
 def test_engines_of_other_nodes_are_not_ours():
