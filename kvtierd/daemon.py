@@ -33,6 +33,7 @@ from kvtierd.files import DirectoryLock
 from kvtierd.http_get import fetch_text
 from kvtierd.node import Node
 from kvtierd.observe.engines import EngineObserver, Target
+from kvtierd.observe.log_lines import LineObserver
 from kvtierd.plan.engine import EngineDriver
 from kvtierd.plan.model import NodePlan, UnitSpec
 from kvtierd.plan.units import META_ID
@@ -84,6 +85,7 @@ class Daemon:
             backend=backend,
             supervisor=supervisor,
             observer=EngineObserver(fetch_text),
+            lines=LineObserver(backend.follow),
         )
         self._verbs = NodeVerbs(self.node, self._reload)
         self._takeover = Takeover(self.node, self._verbs.act)
@@ -165,6 +167,7 @@ class Daemon:
             if task is not None:
                 task.cancel()
         await self._proof.close()
+        await node.lines.close()
         if node.keeper is not None:
             await node.keeper.close()
         await server.close()
@@ -300,6 +303,20 @@ class Daemon:
             if view and driver and unit.metrics_url and view.state in {"ready", "degraded"}:
                 targets[unit.id] = Target(unit.id, unit.metrics_url, driver)
         self._observing = asyncio.create_task(self.node.observer.look(targets))
+        self._watch_lines(plan)
+
+    def _watch_lines(self, plan: NodePlan) -> None:
+        node = self.node
+        followed = {}
+        for unit in plan.units:
+            view = node.view(unit.id)
+            driver = node.plugins.drivers.get(unit.plugin or "")
+            if view is not None and view.pid and view.instance and driver is not None:
+                followed[unit.id] = (view.instance, driver)
+        node.lines.watch(followed)
+        for unit_id in followed:
+            reading = node.lines.readings.get(unit_id)
+            node.supervisor.set_problem(unit_id, "output", reading.fatal if reading is not None else None)
 
     # -- what the supervisor asks
 

@@ -11,7 +11,8 @@ from typing import Any
 from kvtierd.endpoint.control import EndpointControl
 from kvtierd.events import EventLog
 from kvtierd.observe.engines import EngineObserver
-from kvtierd.observe.tiers import tier_lines
+from kvtierd.observe.log_lines import LineObserver, merged
+from kvtierd.observe.tiers import Sample, tier_lines
 from kvtierd.plan.model import NodePlan
 from kvtierd.plan.units import resolve_unit
 from kvtierd.plugins import PluginSet
@@ -45,6 +46,7 @@ class Node:
     backend: UnitBackend
     supervisor: Supervisor
     observer: EngineObserver
+    lines: LineObserver
     plan: NodePlan | None = None
     planned: bool = False
     problems: list[str] = dataclasses.field(default_factory=list)
@@ -85,6 +87,7 @@ class Node:
         if self.keeper is not None and self.tier.state != "joinable":
             found.append(f"the tier is {self.tier.state.replace('_', ' ')}: {'; '.join(self.tier.reasons)}")
         found += [f"{unit}: {text}" for unit, text in sorted(self.observer.problems.items())]
+        found += [f"{unit}: {text}" for unit, text in sorted(self.lines.problems.items())]
         if self.events.unwritten:
             found.append(f"{self.events.unwritten} events could not be written to {self.state}")
         return found
@@ -98,13 +101,22 @@ class Node:
             return TierView(reasons=(f"looked after by {self.plan.master}",))
         return TierView()
 
+    def _samples(self) -> list[Sample]:
+        """The engines' newest figures; what only their output says fills what their metrics do not."""
+        return [
+            dataclasses.replace(sample, observation=merged(self.lines.readings[unit], sample.observation))
+            if unit in self.lines.readings
+            else sample
+            for unit, sample in self.observer.samples.items()
+        ]
+
     def snapshot(self) -> NodeState:
         """Everything the status is made of, at this moment."""
         now = time.time()
         views = self.supervisor.views()
         keeper = self.keeper
         lines = tier_lines(
-            list(self.observer.samples.values()),
+            self._samples(),
             keeper.pool if keeper else None,
             keeper.pool_seen_unix_seconds if keeper else None,
             self.tier,

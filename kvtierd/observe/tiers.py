@@ -74,7 +74,7 @@ def tier_lines(
             "L1",
             "engine (HBM)",
             *_engine_state(age, fresh_seconds),
-            capacity_tokens=_sum(o.l1_capacity_tokens for o in seen),
+            capacity_tokens=_sum(o.l1_capacity_tokens or o.kv_tokens for o in seen),
             query_tokens=_sum(o.l1_query_tokens for o in seen),
             hit_tokens=_sum(o.l1_hit_tokens for o in seen),
             age_seconds=age,

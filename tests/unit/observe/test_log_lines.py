@@ -1,0 +1,96 @@
+import asyncio
+
+import pytest
+
+from kvtierd.observe import log_lines as module
+from kvtierd.observe.log_lines import LineObserver, merged
+from kvtierd.plan.engine import EngineObservation
+
+
+class Driver:
+    def read_line(self, line):
+        if line == "boom":
+            raise ZeroDivisionError("x")
+        if line.startswith("tokens="):
+            return EngineObservation(kv_tokens=int(line[7:]))
+        return EngineObservation(fatal=line) if "dead" in line else None
+
+
+class Output:
+    """Lines of units that tests add to."""
+
+    def __init__(self):
+        self.queues = {}
+        self.open = 0
+
+    def queue(self, unit):
+        return self.queues.setdefault(unit, asyncio.Queue())
+
+    async def follow(self, unit, lines):
+        self.open += 1
+        try:
+            while True:
+                yield await self.queue(unit).get()
+        finally:
+            self.open -= 1
+
+
+@pytest.fixture
+async def output():
+    return Output()
+
+
+async def say(output, unit, *lines):
+    for line in lines:
+        output.queue(unit).put_nowait(line)
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_what_lines_say_is_kept_and_joined(output):
+    observer = LineObserver(output.follow)
+    observer.watch({"e": ("one", Driver())})
+    await say(output, "e", "hello", "tokens=5", "EngineCore dead", "tokens=7")
+    assert observer.readings["e"] == EngineObservation(kv_tokens=7, fatal="EngineCore dead")
+    await observer.close()
+    assert output.open == 0
+
+
+async def test_another_run_starts_from_nothing_and_a_gone_engine_is_forgotten(output):
+    observer = LineObserver(output.follow)
+    observer.watch({"e": ("one", Driver())})
+    await say(output, "e", "tokens=5")
+    observer.watch({"e": ("two", Driver())})
+    await say(output, "e")
+    assert observer.readings == {}
+    observer.watch({})
+    await say(output, "e")
+    assert output.open == 0
+
+
+async def test_a_driver_that_raises_is_named_and_then_left_alone(output):
+    observer = LineObserver(output.follow)
+    observer.watch({"e": ("one", Driver())})
+    await say(output, "e", "boom", "tokens=5")
+    assert observer.readings["e"].kv_tokens == 5, "one bad line costs only itself"
+    assert "ZeroDivisionError" in observer.problems["e"]
+    await say(output, "e", *["boom"] * module.MOST_ERRORS, "tokens=9")
+    assert "not asked any more" in observer.problems["e"]
+    assert observer.readings["e"].kv_tokens == 5
+    await observer.close()
+
+
+async def test_a_driver_that_is_slow_again_and_again_is_left_alone(output, monkeypatch):
+    monkeypatch.setattr(module, "SLOW_SECONDS", -1.0)
+    observer = LineObserver(output.follow)
+    observer.watch({"e": ("one", Driver())})
+    await say(output, "e", *["x"] * (module.MOST_SLOW + 5))
+    assert "too slow" in observer.problems["e"]
+    await observer.close()
+
+
+def test_newer_figures_win_and_unknown_ones_do_not_erase():
+    older = EngineObservation(kv_tokens=5, l1_window_rate=0.5)
+    assert merged(older, EngineObservation(l1_window_rate=0.0)) == EngineObservation(
+        kv_tokens=5, l1_window_rate=0.0
+    )
