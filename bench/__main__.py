@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import endpoint, node
+from bench import endpoint, engines, node
 from bench.report import print_table
 
-print_table([*node.rows(), *endpoint.rows()])
+print_table([*node.rows(), *endpoint.rows(), *engines.rows()])

@@ -13,6 +13,7 @@ from kvtierd.cli.hugepages import hugepages
 from kvtierd.cli.inventory import inventory
 from kvtierd.cli.logs import logs
 from kvtierd.cli.plan import plan
+from kvtierd.cli.plugin import plugin_app
 from kvtierd.cli.plugins import plugins
 from kvtierd.cli.purge import purge
 from kvtierd.cli.status import status
@@ -55,3 +56,4 @@ for verb in (
 ):
     app.command()(verb)
 app.add_typer(conf_app, name="conf")
+app.add_typer(plugin_app, name="plugin")

@@ -7,22 +7,33 @@ import sys
 import time
 from collections.abc import Callable
 from importlib import resources
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
 from kvtierd.cli.common import JsonOption, print_json
-from kvtierd.errors import KvtierError
+from kvtierd.errors import KvtierError, UsageError
 from kvtierd.quantities import format_duration
 
 if TYPE_CHECKING:
     from kvtierd.workload.demo import DemoNode
     from kvtierd.workload.stream import Completion
 
-MODEL = "refengine"
+REFERENCE = "refengine"
+READY_SECONDS = 60.0
+SLOW_READY_SECONDS = 600.0  # a real engine loads for minutes on a small machine
+METRICS_SECONDS = 2.5  # until the counters of what was just served have been read
 TEXT = "alice_in_wonderland.txt"
 MAX_TOKENS = 16
 PERSIST_SECONDS = 5.0
+
+
+class Counters(NamedTuple):
+    """Hit tokens of L1 and L3."""
+
+    l1: int
+    l3: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,10 +42,18 @@ class Pass:
 
     name: str
     answers: tuple[Completion, ...]
+    counted: Counters
 
     def tokens(self, field: str) -> int:
-        """Sum of one of the engine's own token counts: l1_tokens, l3_tokens, computed_tokens."""
-        return sum(int(a.usage.get("kvtier", {}).get(field, 0)) for a in self.answers)
+        """Tokens of all prompts by where they came from: l1_tokens, l3_tokens, computed_tokens.
+
+        The engine's own account of each request where it gives one, else the growth of its counters.
+        """
+        if all("kvtier" in a.usage for a in self.answers):
+            return sum(int(a.usage["kvtier"].get(field, 0)) for a in self.answers)
+        if field == "computed_tokens":
+            return self.prompt_tokens - self.counted.l1 - self.counted.l3
+        return self.counted.l1 if field == "l1_tokens" else self.counted.l3
 
     @property
     def prompt_tokens(self) -> int:
@@ -51,9 +70,14 @@ class Pass:
 def demo(
     prompts: Annotated[int, typer.Option(min=1, max=8, help="How many long prompts.")] = 3,
     length: Annotated[int, typer.Option(min=256, max=3500, help="Tokens (bytes) of each prompt.")] = 2000,
+    engine: Annotated[
+        str, typer.Option(help="Engine driver: refengine, or vllm-cpu for the real vLLM.")
+    ] = REFERENCE,
+    python: Annotated[Path | None, typer.Option(help="The engine's interpreter (vllm-cpu).")] = None,
+    model: Annotated[Path | None, typer.Option(help="The engine's model (vllm-cpu).")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Show what kvtierd does: real MetaService, real pool, reference engine, in emulation.
+    """Show what kvtierd does: real MetaService, real pool, an engine, in emulation.
 
     Sends long prompts of real text, then the same again, then restarts the engine and sends them again. Leaves
     nothing behind. JSON: passes [{name, ttft_seconds, prompt_tokens, l1_tokens, l3_tokens, computed_tokens}],
@@ -66,17 +90,20 @@ def demo(
     started = time.monotonic()
     for number in (signal.SIGTERM, signal.SIGHUP):  # like Ctrl-C: leave nothing behind
         signal.signal(number, signal.default_int_handler)
-    with _progress(quiet=as_json) as say, DemoNode(say) as node:
+    settings, ready = _engine_settings(engine, python, model)
+    with _progress(quiet=as_json) as say, DemoNode(say, engine=settings, ready_seconds=ready) as node:
         passes = _run(node, _texts(prompts, length), say)
         time.sleep(3.2)  # the next look at everything, so that status shows the last pass
         reply = node.status()
         seconds = time.monotonic() - started
-        same = all(p.answers[i].text == passes[0].answers[i].text for p in passes for i in range(prompts))
+        # A real engine's cold prefill may differ in the last bits; what the tiers return must not.
+        compared = passes if engine == REFERENCE else passes[1:]
+        same = all(p.answers[i].text == compared[0].answers[i].text for p in compared for i in range(prompts))
         say("")
         if as_json:
             _print_json(passes, reply, same=same, seconds=seconds)
         else:
-            _print(passes, reply, same=same, seconds=seconds)
+            _print(passes, reply, engine, same=same, seconds=seconds)
     hit = passes[2].tokens("l3_tokens") > 0 and passes[1].tokens("l1_tokens") > 0
     if not (same and hit):
         raise KvtierError(
@@ -86,31 +113,61 @@ def demo(
         )
 
 
+def _engine_settings(engine: str, python: Path | None, model: Path | None) -> tuple[str, float]:
+    """The engine's settings as TOML lines, and how long it may take to be ready.
+
+    Raises:
+        UsageError: an engine other than the reference engine needs an interpreter and a model.
+    """
+    if engine == REFERENCE:
+        return f'plugin = "{REFERENCE}"\n', READY_SECONDS
+    if python is None or model is None:
+        raise UsageError(
+            f"demo --engine {engine} needs --python and --model",
+            hint="make demo ENGINE=vllm-cpu prepares both",
+        )
+    lines = f'plugin = "{engine}"\npython = "{python.absolute()}"\nmodel = "{model.absolute()}"\n'
+    return lines, SLOW_READY_SECONDS
+
+
 def _texts(count: int, length: int) -> list[str]:
     text = resources.files("kvtierd.data").joinpath(TEXT).read_text(encoding="utf-8")
     return [text[i * length : (i + 1) * length] for i in range(count)]
 
 
 def _run(node: DemoNode, texts: list[str], say: Callable[[str], None]) -> list[Pass]:
-    passes = [_send(node, "cold", texts, say), _send(node, "again", texts, say)]
+    from kvtierd.workload.stream import served_model
+
+    model = served_model("127.0.0.1", node.engine_port)
+    passes = [_send(node, "cold", texts, model, say), _send(node, "again", texts, model, say)]
     say("waiting until the blocks are in the pool")
     _wait_persisted(node)
     say("restarting the engine: its own cache is gone, the pool stays")
     node.restart_engine()
-    passes.append(_send(node, "after engine restart", texts, say))
+    passes.append(_send(node, "after engine restart", texts, model, say))
     return passes
 
 
-def _send(node: DemoNode, name: str, texts: list[str], say: Callable[[str], None]) -> Pass:
+def _send(node: DemoNode, name: str, texts: list[str], model: str, say: Callable[[str], None]) -> Pass:
     from kvtierd.workload.stream import complete
 
+    before = _counters(node)
     answers = []
     for number, text in enumerate(texts, 1):
         say(f"{name}: prompt {number} of {len(texts)}")
         answers.append(
-            complete("127.0.0.1", node.engine_port, model=MODEL, prompt=text, max_tokens=MAX_TOKENS)
+            complete("127.0.0.1", node.engine_port, model=model, prompt=text, max_tokens=MAX_TOKENS)
         )
-    return Pass(name, tuple(answers))
+    if all("kvtier" in a.usage for a in answers):
+        return Pass(name, tuple(answers), Counters(0, 0))
+    time.sleep(METRICS_SECONDS)
+    after = _counters(node)
+    return Pass(name, tuple(answers), Counters(after.l1 - before.l1, after.l3 - before.l3))
+
+
+def _counters(node: DemoNode) -> Counters:
+    hits = {t.name: t.hit_tokens for t in node.status().tiers if t.HasField("hit_tokens")}
+    return Counters(hits.get("L1", 0), hits.get("L3", 0))
 
 
 def _wait_persisted(node: DemoNode) -> None:
@@ -183,7 +240,7 @@ def _print_json(passes: list[Pass], reply: Any, *, same: bool, seconds: float) -
     )
 
 
-def _print(passes: list[Pass], reply: Any, *, same: bool, seconds: float) -> None:
+def _print(passes: list[Pass], reply: Any, engine: str, *, same: bool, seconds: float) -> None:
     from rich import box
     from rich.table import Table
 
@@ -214,12 +271,13 @@ def _print(passes: list[Pass], reply: Any, *, same: bool, seconds: float) -> Non
             str(row["prompt_tokens"]),
         )
     console.print(table)
-    console.print(
-        f"output the same in all passes: {'yes' if same else 'NO'}; {format_duration(seconds)} in all\n"
-    )
+    which = "in all passes" if engine == REFERENCE else "from L1 and from the pool"
+    verdict = "yes" if same else "NO"
+    console.print(f"output the same {which}: {verdict}; {format_duration(seconds)} in all\n")
     console.print("What ran where (kvtierctl status):", style="bold")
     console.print(render(reply))
+    what = "the engine is the reference engine" if engine == REFERENCE else f"the engine is the real {engine}"
     console.print(
-        "\nEMULATED: the Ascend driver is a stand-in and the engine is the reference engine; MetaService, pool and"
-        "\nMemCache's client are the real ones. The times show the principle, not what an NPU does."
+        f"\nEMULATED: the Ascend driver is a stand-in and {what}; MetaService, pool and MemCache's client"
+        "\nare the real ones. The times show the principle, not what an NPU does."
     )

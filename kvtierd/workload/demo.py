@@ -26,6 +26,7 @@ from kvtierd.units.shim_backend import ShimBackend
 
 ENGINE = "ref"
 READY_SECONDS = 60.0
+REFERENCE_ENGINE = 'plugin = "refengine"\n'
 Say = Callable[[str], None]
 
 
@@ -53,22 +54,33 @@ class DemoNode:
         pool: size of the pool.
         extra: further settings, TOML text behind what the demo writes.
         wait: wait until every unit is ready.
+        engine: the engine's settings, TOML lines; its port is written by the demo.
+        ready_seconds: how long everything may take to be ready.
         orderly: stop units as kvtierd would; else kill them, which spares the tests ten seconds.
     """
 
     def __init__(
-        self, say: Say, *, pool: str = "512MiB", extra: str = "", wait: bool = True, orderly: bool = True
+        self,
+        say: Say,
+        *,
+        pool: str = "512MiB",
+        extra: str = "",
+        wait: bool = True,
+        orderly: bool = True,
+        engine: str = REFERENCE_ENGINE,
+        ready_seconds: float = READY_SECONDS,
     ) -> None:
         self._say = say
         self._wait = wait
         self._orderly = orderly
+        self._ready_seconds = ready_seconds
         # Short, since a unix socket's path must be; private, since it holds the control socket.
         self.directory = Path(tempfile.mkdtemp(prefix="kvtierd-demo-"))
         self.settings = self.directory / "kvtierd.toml"
         ports = free_ports(6)
         self.port, self.store_port = ports[0], ports[1]
         self.metrics_port, self.engine_port = ports[4], ports[5]
-        self.settings.write_text(_settings(self.directory, ports, pool) + extra, encoding="utf-8")
+        self.settings.write_text(_settings(self.directory, ports, pool, engine) + extra, encoding="utf-8")
         self._log = self.directory / "kvtierd.log"
         self._daemon: subprocess.Popen[bytes] | None = None
         self.client = ControlClient(self.directory / "run" / "kvtierd.sock")
@@ -120,7 +132,7 @@ class DemoNode:
 
     def restart_engine(self) -> None:
         """Restarts the engine and waits until it is ready."""
-        unit = self.client.control_unit(ENGINE, "restart", READY_SECONDS)
+        unit = self.client.control_unit(ENGINE, "restart", self._ready_seconds)
         if unit.state != "ready":
             raise KvtierError(
                 f"the engine did not come back: it is {unit.state}: {unit.reason}",
@@ -133,7 +145,7 @@ class DemoNode:
         Raises:
             KvtierError: a unit failed, the daemon ended, or it took too long.
         """
-        deadline = time.monotonic() + READY_SECONDS
+        deadline = time.monotonic() + self._ready_seconds
         while time.monotonic() < deadline:
             self._check_daemon()
             reply = self._status_or_none()
@@ -144,7 +156,9 @@ class DemoNode:
                 self._say(_waiting_for(reply))
             time.sleep(0.1)
         raise KvtierError(
-            f"not everything was ready within {READY_SECONDS:.0f} s", why=self._tail(), code="demo.timeout"
+            f"not everything was ready within {self._ready_seconds:.0f} s",
+            why=self._tail(),
+            code="demo.timeout",
         )
 
     def _status_or_none(self) -> pb.StatusReply | None:
@@ -224,7 +238,7 @@ def _waiting_for(reply: pb.StatusReply) -> str:
     return reply.problems[0] if reply.problems else "kvtierd is planning"
 
 
-def _settings(directory: Path, ports: list[int], pool: str) -> str:
+def _settings(directory: Path, ports: list[int], pool: str, engine: str) -> str:
     return f"""# made by kvtierctl demo
 [node]
 name = "demo"
@@ -248,6 +262,5 @@ metrics_port = {ports[4]}
 
 [[engine]]
 name = "{ENGINE}"
-plugin = "refengine"
-port = {ports[5]}
+{engine}port = {ports[5]}
 """

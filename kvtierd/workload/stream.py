@@ -63,6 +63,25 @@ def complete(
         connection.close()
 
 
+def served_model(host: str, port: int, *, timeout_seconds: float = 10.0) -> str:
+    """The name of the first model that the server lists at /v1/models.
+
+    Raises:
+        KvtierError: it cannot be reached or lists none.
+    """
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_seconds)
+    try:
+        connection.request("GET", "/v1/models")
+        listed = json.loads(connection.getresponse().read(MAX_LINE_BYTES))
+        return str(listed["data"][0]["id"])
+    except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
+        raise KvtierError(
+            f"{host}:{port} lists no model: {type(error).__name__}: {error}", code="workload.models"
+        ) from error
+    finally:
+        connection.close()
+
+
 def _read(response: http.client.HTTPResponse, started: float) -> Completion:
     parts: list[str] = []
     first: float | None = None
