@@ -25,7 +25,9 @@ def line_rows() -> list[Row]:
                 driver.read_line(line)
             done += size
         rate = done / (time.process_time() - started) / 1e6
-        rows.append(Row(f"{name}: reading its output, one core", f"{rate:.0f} MB/s", ">= 50 MB/s", rate >= 50))
+        rows.append(
+            Row(f"{name}: reading its output, one core", f"{rate:.0f} MB/s", ">= 50 MB/s", rate >= 50)
+        )
     return rows
 
 

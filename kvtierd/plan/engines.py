@@ -40,6 +40,7 @@ def _command(planned: PlannedEngine, toolchain: Toolchain, directories: tuple[st
 FLUSHES: dict[str, frozenset[Tier]] = {
     "L1": frozenset({"L1"}),
     "L1+L2": frozenset({"L1", "L2"}),
+    "L1+L3": frozenset({"L1", "L3"}),
     "L3": frozenset({"L3"}),
 }
 

@@ -329,6 +329,12 @@ class _Planner:
             self.remarks.refuse(error.stable_code, error.message, error.hint)
         return files
 
+    def _hcom_address(self) -> str:
+        """The address in hcom_url: in a cluster the master's, on every node the same, as the practice guide has it."""
+        if self.settings.cluster.mode == "standalone":
+            return self.settings.node.address or LOOPBACK
+        return self._master_address()
+
     def _rendered(self, name: str, content: str) -> FileSpec:
         return FileSpec(path=f"{self.conf_dir}/{name}", content=content)
 
@@ -338,7 +344,7 @@ class _Planner:
             config_store_url=address.client_config_store_url,
             world_size=pool.world_size,
             protocol=pool.protocol,
-            hcom_url=f"tcp://{self.settings.node.address or LOOPBACK}:{self.settings.meta.hcom_port}",
+            hcom_url=f"tcp://{self._hcom_address()}:{self.settings.meta.hcom_port}",
             dram_size_bytes=dram_bytes,
             max_dram_size_bytes=pool.dram_bytes_per_provider,
             log_level=self.settings.meta.log_level,

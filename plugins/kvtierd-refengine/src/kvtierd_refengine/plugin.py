@@ -145,8 +145,11 @@ class RefengineDriver:
 
     def tokens(self, body: bytes) -> TierTokens:
         """From the engine's own field in ``usage``."""
-        usage = json.loads(body).get("usage") or {}
-        own = usage.get("kvtier") or {}
+        answer = json.loads(body)
+        usage = answer.get("usage") or {} if isinstance(answer, dict) else None
+        own = usage.get("kvtier") or {} if isinstance(usage, dict) else None
+        if not isinstance(usage, dict) or not isinstance(own, dict):
+            raise ValueError(f"not a completion with its usage: {body[:80]!r}")
         return TierTokens(
             prompt=usage.get("prompt_tokens"),
             l1=own.get("l1_tokens"),

@@ -1,0 +1,144 @@
+"""L3: the JSON for SGLang's ``npu_memcache`` storage, the MetaService's JSON file, and L3 put on or off at run time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from kvtierd.errors import ConfError
+from kvtierd.mmc_conf.model import LocalConf
+from kvtierd.mmc_conf.sglang import (
+    SglangMetaConf,
+    SglangStorageConf,
+    render_sglang_meta,
+    render_sglang_storage,
+)
+from kvtierd.mmc_conf.versions import KNOWN_VERSIONS, MmcVersion, resolve_version
+from kvtierd.plan.engine import EngineContext
+from kvtierd.plan.model import FileSpec, Note, Refusal
+
+BACKEND: Final = "npu_memcache"
+BACKEND_PATH: Final = "/hicache/storage-backend"
+META_FILE: Final = "metaservice_config.json"
+PREFETCH_THRESHOLD_TOKENS: Final = 1
+"""Prompts from this length on are looked up in L3; SGLang's own default is 256 and leaves short prefixes out."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rendered:
+    """Text for one consumer, or why there is none."""
+
+    text: str | None
+    notes: tuple[Note, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
+
+
+def memcache_version(context: EngineContext) -> tuple[MmcVersion, tuple[Note, ...]]:
+    """The MemCache release in the engine's interpreter; the newest known one, and a note, when that is unknown."""
+    installed = next(
+        (i.memcache_version for i in context.inventory.memcache if i.python == context.python), None
+    )
+    newest = KNOWN_VERSIONS[-1]
+    if installed is None:
+        where = "in the image" if context.runner == "docker" else f"in {context.python}"
+        text = f"the version of MemCache {where} is not known; its JSON is written for {newest}"
+        return newest, (Note(code="engine.memcache-version", message=text),)
+    try:
+        return resolve_version(installed), ()
+    except ConfError as error:
+        text = f"{error.message}; SGLang's JSON is written for {newest}"
+        return newest, (Note(code="engine.memcache-version", message=text),)
+
+
+def storage_json(context: EngineContext, extra: Mapping[str, Any]) -> Rendered:
+    """The value of ``--hicache-storage-backend-extra-config``.
+
+    Every rank of the engine is one MemCache rank. With a pool holder of its own (placement standalone) it brings no
+    memory; ``max_dram_size`` must be the largest of all ranks on every rank all the same.
+
+    Args:
+        context: The engine, with the pool of its node.
+        extra: The operator's own keys: SGLang's (prefetch_threshold, ...) or further ones of LocalConfig.
+    """
+    version, notes = memcache_version(context)
+    pool = context.pool
+    holds = pool.placement == "engine"
+    own = dict(extra)
+    threshold = own.pop("prefetch_threshold", PREFETCH_THRESHOLD_TOKENS)
+    try:
+        base = SglangStorageConf.from_local(
+            LocalConf(
+                meta_service_url=context.meta_service_url,
+                config_store_url=context.config_store_url,
+                world_size=pool.world_size,
+                protocol=pool.protocol,
+                dram_size_bytes=pool.dram_bytes_per_provider if holds else 0,
+                max_dram_size_bytes=pool.dram_bytes_per_provider,
+            )
+        )
+        fields = base.model_dump(exclude={"extra"})
+        if not pool.protocol.startswith("host_") or pool.protocol == "host_shm":
+            fields["hcom_url"] = None  # only host_rdma and host_urma listen there
+        conf = SglangStorageConf(**(fields | {"prefetch_threshold": threshold, "extra": own}))
+        return Rendered(render_sglang_storage(conf, version, a3=context.series == "A3"), notes)
+    except ConfError as error:
+        return Rendered(None, notes, (_refusal(error.stable_code, error.message, error.hint),))
+    except ValueError as error:  # pydantic: a value of the wrong type
+        first = str(error).splitlines()
+        hint = "numbers without quotes, sizes as text"
+        return Rendered(None, notes, (_refusal("conf.wrong-type", "; ".join(first[1:3]).strip(), hint),))
+
+
+def _refusal(code: str, message: str, hint: str) -> Refusal:
+    return Refusal(code=code, message=f"args: hicache-storage-backend-extra-config: {message}", hint=hint)
+
+
+def metaservice_file(context: EngineContext) -> tuple[FileSpec | None, tuple[Refusal, ...]]:
+    """SGLang's own file for a MetaService, with the addresses that engines use.
+
+    kvtierd runs the MetaService itself; the file is for the operator's tools and says the same addresses.
+    """
+    version, _ = memcache_version(context)
+    conf = SglangMetaConf(
+        meta_service_url=context.meta_service_url, config_store_url=context.config_store_url
+    )
+    try:
+        # Only tools read it, so an address beyond loopback is no exposure.
+        text = render_sglang_meta(conf, version, allow_exposed=True)
+    except ConfError as error:
+        return None, (
+            Refusal(code=error.stable_code, message=f"{META_FILE}: {error.message}", hint=error.hint),
+        )
+    return FileSpec(path=f"{context.work_dir}/{META_FILE}", content=text), ()
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class AdminCall:
+    """A request that SGLang takes only with its admin key, as ``Authorization: Bearer KEY``."""
+
+    method: Literal["GET", "PUT", "DELETE"]
+    path: str
+    body: Mapping[str, Any] | None = None
+
+
+def attach_call(extra_config: str, *, backend: str = BACKEND) -> AdminCall:
+    """Attaches L3 to a running engine, which must have no request running or waiting.
+
+    Args:
+        extra_config: What ``storage_json`` gives.
+        backend: The storage backend's name.
+    """
+    return AdminCall(
+        "PUT",
+        BACKEND_PATH,
+        {
+            "hicache_storage_backend": backend,
+            "hicache_storage_backend_extra_config_json": extra_config,
+        },
+    )
+
+
+def detach_call() -> AdminCall:
+    """Detaches L3 from a running engine, which must have no request running or waiting."""
+    return AdminCall("DELETE", BACKEND_PATH)

@@ -1,0 +1,1 @@
+"""kvtierd's plugin for vLLM. Imports nothing: the engine's own interpreter loads ``kvtierd_vllm.connector`` through it."""

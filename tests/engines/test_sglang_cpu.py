@@ -1,0 +1,203 @@
+"""The real SGLang 0.5.23 on the CPU, run by kvtierd: ready, tiers, a taken port, drain.
+
+Needs the environment that ``plugins/kvtierd-sglang/engine-env/setup.py`` makes; without it these tests are skipped.
+The tests build on one engine and run in the file's order.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from kvtierd_sglang.lines import PORT_TAKEN, host_pools, is_ready
+from sglang_lab import DRIVER, STAMP, Engine, Lab, engine_spec, environment_directory, make_model
+
+ENVIRONMENT = environment_directory()
+PYTHON = ENVIRONMENT / "bin" / "python"
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        not (ENVIRONMENT / STAMP).exists(),
+        reason=f"no SGLang at {ENVIRONMENT}: run plugins/kvtierd-sglang/engine-env/setup.py",
+    ),
+]
+PAGE_TOKENS = 64
+PROMPT_TOKENS = 2500
+READY_SECONDS = 240.0
+
+
+def free_port() -> int:
+    for port in random.sample(range(23200, 23400), 50):
+        with socket.socket() as listener:
+            if listener.connect_ex(("127.0.0.1", port)) != 0:
+                return port
+    raise AssertionError("no free port from 23200 to 23399")
+
+
+def prompt(seed: int) -> str:
+    return "".join(random.Random(seed).choices("abcdefghij klmnop", k=PROMPT_TOKENS))
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    lab = Lab(tmp_path_factory.mktemp("sglang"))
+    yield lab
+    lab.close()
+
+
+@pytest.fixture(scope="module")
+def model(lab: Lab) -> Path:
+    return make_model(lab.base / "model", PYTHON)
+
+
+@pytest.fixture(scope="module")
+def engine(lab: Lab, model: Path) -> Engine:
+    spec = engine_spec(lab.base, model, PYTHON, name="sgl", port=free_port(), args='drain = "60s"')
+    engine = lab.start(spec)
+    began = time.monotonic()
+    engine.wait_for("ready", "failed", seconds=READY_SECONDS)
+    engine.ready_after_seconds = time.monotonic() - began
+    print(f"\nready after {engine.ready_after_seconds:.1f} s")
+    return engine
+
+
+def wait_for_backup(engine: Engine) -> None:
+    """L3 is written behind the request: until its counter rests."""
+    name = "sglang:backuped_tokens_total"
+    until, before = time.monotonic() + 30, -1.0
+    while time.monotonic() < until:
+        now = engine.metric(name)
+        if now == before and now >= PROMPT_TOKENS // PAGE_TOKENS * PAGE_TOKENS:
+            return
+        before = now
+        time.sleep(0.5)
+    raise AssertionError(f"{name} does not rest: {before}")
+
+
+def test_ready_is_proved_by_a_token_and_the_log_says_its_sizes(engine: Engine) -> None:
+    assert engine.view.state == "ready", engine.view.reason
+    assert engine.spec.talk is not None
+    assert engine.spec.talk.generation is not None
+    assert DRIVER.generated(engine.call(engine.spec.talk.generation))
+    lines = engine.log_lines()
+    seen = [found for line in lines if (found := DRIVER.read_line(line)) is not None]
+    assert [found.kv_tokens for found in seen if found.kv_tokens is not None] == [65536]
+    assert any(found.kv_memory_bytes for found in seen)
+    assert any(found.running is not None for found in seen)
+    assert not [found.fatal for found in seen if found.fatal]
+    assert sum(map(is_ready, lines)) == 1
+    (l2,) = (pool for line in lines for pool in host_pools(line))
+    assert 0.9e9 < l2.size_bytes <= 1.1e9  # l2 = "1GB"
+
+
+def test_every_tier_answers_in_its_turn(engine: Engine, record_property: pytest.RecordProperty) -> None:
+    flush = engine.spec.talk.flush if engine.spec.talk else {}
+    assert set(flush) == {"L1+L2", "L3"}  # L1 alone cannot be flushed
+    whole_pages = (PROMPT_TOKENS - 1) // PAGE_TOKENS * PAGE_TOKENS
+    text = prompt(1)
+    answers: dict[str, bytes] = {}
+    for name in ("cold", "L1", "L3", "L1 again", "cleared"):
+        if name == "L3":
+            wait_for_backup(engine)
+        if name in {"L3", "cleared"}:
+            for call in flush["L1+L2"] + (flush["L3"] if name == "cleared" else ()):
+                engine.call(call)
+        began = time.monotonic()
+        answers[name] = engine.complete(text)
+        record_property(name, round(time.monotonic() - began, 3))
+        print(f"{name}: {time.monotonic() - began:.3f} s, {DRIVER.tokens(answers[name])}")
+    served = {name: DRIVER.tokens(body) for name, body in answers.items()}
+    assert all(tokens.prompt == PROMPT_TOKENS for tokens in served.values())
+    for name in ("cold", "cleared"):
+        tokens = served[name]
+        assert (tokens.l1, tokens.l2, tokens.l3, tokens.computed) == (0, 0, 0, PROMPT_TOKENS)
+    for name in ("L1", "L1 again"):
+        assert (served[name].l1, served[name].l2, served[name].l3) == (whole_pages, 0, 0)
+    assert (served["L3"].l1, served["L3"].l2, served["L3"].l3) == (0, 0, whole_pages)
+    texts = {name: json.loads(body)["text"] for name, body in answers.items()}
+    assert texts["L3"] == texts["L1"] == texts["L1 again"]
+    assert texts["cleared"] == texts["cold"]
+
+
+def test_metrics_agree_with_the_answers(engine: Engine) -> None:
+    def look() -> tuple[int, ...]:
+        _, body = engine.request("GET", "/metrics")
+        seen = DRIVER.observe(body.decode())
+        assert seen.l1_capacity_tokens == 65536
+        hits = (seen.l1_query_tokens, seen.l1_hit_tokens, seen.l2_hit_tokens, seen.l3_hit_tokens)
+        assert None not in hits
+        return tuple(hit or 0 for hit in hits)
+
+    before = look()
+    tokens = [DRIVER.tokens(engine.complete(prompt(2))) for _ in range(2)]
+    time.sleep(1.5)
+    change = tuple(now - then for now, then in zip(look(), before, strict=True))
+    assert change == (
+        sum(t.prompt or 0 for t in tokens),
+        *(sum(getattr(t, tier) or 0 for t in tokens) for tier in ("l1", "l2", "l3")),
+    )
+
+
+def test_a_taken_port_is_named_and_ends_at_the_deadline(lab: Lab, model: Path, engine: Engine) -> None:
+    port = engine.spec.ports[0]
+    # Long enough to get as far as the port on a machine that is busy with other tests.
+    deadline_seconds = min(240, round(30 + 1.5 * engine.ready_after_seconds))
+    args = f'ready-deadline = "{deadline_seconds}s"\ndrain = "5s"'
+    spec = engine_spec(lab.base, model, PYTHON, name="late", port=port, args=args)
+    late = lab.start(spec)
+    late.wait_for("starting", seconds=20)
+    until = time.monotonic() + deadline_seconds - 5
+    while not (signs := [line for line in late.log_lines() if PORT_TAKEN in line]):
+        assert time.monotonic() < until, late.log_lines()[-5:]
+        time.sleep(0.5)
+    found = DRIVER.read_line(signs[0])
+    assert found is not None
+    assert "Errno 98" in (found.fatal or "")
+    # The other engine answers /health on this port, so health alone would call this one ready.
+    time.sleep(3)
+    assert late.view.state == "starting"
+    assert late.processes()  # SGLang itself does not end
+    view = late.wait_for("failed", "backoff", "ready", seconds=deadline_seconds + 30)
+    assert view.state == "failed", view.reason
+    assert "Errno 98" in view.reason
+    assert not late.processes()
+    lab.remove(late)
+    assert engine.view.state == "ready"
+    assert DRIVER.generated(engine.complete("still here"))
+
+
+def test_a_stop_lets_the_running_request_end_and_leaves_nothing_behind(lab: Lab, engine: Engine) -> None:
+    answers: list[bytes] = []
+    tokens = 400
+    client = threading.Thread(target=lambda: answers.append(engine.complete("a long story", tokens)))
+    client.start()
+    until = time.monotonic() + 20
+    while engine.metric("sglang:num_running_reqs") < 1:
+        assert time.monotonic() < until, "the request never ran"
+        time.sleep(0.1)
+    processes = engine.processes()
+    assert len(processes) > 1
+    began = time.monotonic()
+    lab.do(lambda supervisor: supervisor.request_stop(engine.spec.id, remember=False))
+    view = engine.wait_for("stopped", "failed", seconds=90)
+    print(f"drained and stopped after {time.monotonic() - began:.1f} s")
+    client.join(10)
+    assert view.state == "stopped", view.reason
+    assert view.last_exit is not None
+    assert (view.last_exit.code, view.last_exit.signal) == (0, None)
+    (answer,) = answers
+    assert json.loads(answer)["meta_info"]["completion_tokens"] == tokens
+    assert not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
