@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -90,7 +91,7 @@ def print_plan(made: NodePlan) -> None:
         + "\n           ".join(f"{p.port:<6}{p.address:<16}{p.unit}: {p.purpose}" for p in made.ports)
     )
     print("files      " + "\n           ".join(f"{f.mode} {f.path}" for f in made.files))
-    print("units      " + "\n           ".join(f"{u.id}: {' '.join(_short(u.argv))}" for u in made.units))
+    print("units      " + "\n           ".join(f"{u.id}: {shlex.join(_short(u.argv))}" for u in made.units))
     for note in made.notes:
         print(f"note       {note.message}")
     for refusal in made.refusals:
@@ -104,4 +105,4 @@ def _short(argv: tuple[str, ...]) -> list[str]:
     rest = list(argv)
     if "kvtierd.emulator.launch" in rest and "--" in rest:
         rest = rest[rest.index("--") + 1 :]
-    return [a if " " not in a else f"'{a}'" for a in rest]
+    return rest

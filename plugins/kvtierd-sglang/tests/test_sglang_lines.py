@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvtierd_sglang.lines import host_pools, is_ready, kv_pools, read_line
+from kvtierd_sglang.lines import LISTENS, host_pools, is_ready, kv_pools, read_line
 from sglang_contexts import GIB, RECORDED
 
 from kvtierd.plan.engine import EngineObservation
@@ -164,10 +164,11 @@ def test_the_recorded_runs() -> None:
     assert not [found for found in seen if found.fatal]
     assert sum(found.running is not None for found in seen) == sum(" batch, " in line for line in start)
     assert sum(map(is_ready, start)) == 1
+    assert sum(LISTENS in line for line in start) == 1
     assert sum(len(host_pools(line)) for line in start) == 1
     for name, text in (("port-in-use", "Errno 98"), ("bad-model", "couldn't connect")):
         lines = (RECORDED / f"{name}.log").read_text().splitlines()
         fatal = [found.fatal for line in lines if (found := read_line(line)) is not None and found.fatal]
         assert fatal
         assert any(text in sign for sign in fatal)
-        assert not any(map(is_ready, lines))
+        assert not any(LISTENS in line for line in lines)

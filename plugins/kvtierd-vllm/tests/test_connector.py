@@ -539,6 +539,16 @@ def test_a_hanging_put_stores_what_was_there_when_it_was_saved(worker: Worker) -
     assert worker.store.objects["k1"] == seal("k1") + content(1) + seal("k1")
 
 
+def test_a_pool_that_takes_nothing_is_left_alone_for_a_moment_but_still_read(worker: Worker) -> None:
+    worker.cache.blocks = {1: content(1), 2: content(2)}
+    worker.save(*refs(("k1", 1)))
+    worker.store.codes["put"] = [-3000]
+    assert worker.transfers.save(refs(("k2", 2))) == 0
+    eventually(lambda: worker.transfers.save(refs(("k2", 2))) == 1)
+    assert not worker.guard.skipping
+    assert worker.load(*refs(("k1", 11))).failed_block_ids == frozenset()
+
+
 def test_every_lane_comes_back(worker: Worker) -> None:
     worker.store.hang = True
     worker.load(*refs(("k1", 11)))

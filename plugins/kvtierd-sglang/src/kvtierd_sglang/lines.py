@@ -17,6 +17,8 @@ GIB: Final = 1024**3
 LONGEST_LINE_CHARS: Final = 65536
 _LONGEST_FATAL_CHARS: Final = 400
 READY: Final = "The server is fired up and ready to roll!"
+LISTENS: Final = "Uvicorn running on "
+"""The only line that an SGLang without its port does not write: its warm-up goes to whoever has the port."""
 
 _ANSI: Final = re.compile(r"\x1b\[[0-9;:?]*[ -/]*[@-~]")
 _MAX_TOKENS: Final = re.compile(r"max_total_num_tokens=(\d{1,18}),")

@@ -43,6 +43,7 @@ _LIBRARY_PATH: Final = "LD_LIBRARY_PATH"
 _HASH_SEED: Final = "PYTHONHASHSEED"
 _BEYOND_US: Final = "SGLANG_HICACHE_MEMCACHE_CONFIG_PATH"
 _SEED: Final = re.compile(r"\d{1,10}", re.ASCII)
+_TALKING: Final = frozenset({"info", "debug"})
 _LARGEST_SEED: Final = 2**32 - 1
 
 
@@ -111,6 +112,7 @@ class SglangDriver:
         if tiers.l3:
             argv += self._l3(context, options, remarks, files)
         argv += options.arguments()
+        probes = self._probes(context, options, remarks, serves_http=serves_http)
         self._say(context, options, tiers, remarks)
         return EngineLaunch(
             argv=tuple(argv),
@@ -120,7 +122,7 @@ class SglangDriver:
             serves_http=serves_http,
             clients=ranks_here if tiers.l3 and self.uses_memcache else 0,
             readiness=Readiness(
-                probes=self._probes(context, serves_http=serves_http),
+                probes=probes,
                 deadline_seconds=options.ready_deadline_seconds,
                 interval_seconds=1.0,
                 timeout_seconds=_HEALTH_SECONDS,
@@ -153,13 +155,28 @@ class SglangDriver:
             options = dataclasses.replace(options, flags={"tp-size": ranks, **options.flags})
         return options
 
-    def _probes(self, context: EngineContext, *, serves_http: bool) -> tuple[Probe, ...]:
-        """An SGLang whose port is taken stays up, and another one may answer /health there: so its own word too.
+    def _probes(
+        self, context: EngineContext, options: Options, remarks: _Remarks, *, serves_http: bool
+    ) -> tuple[Probe, ...]:
+        """That it listens, that it is warm, that it answers.
 
-        The hosts of an engine behind the first only have a /health that says nothing of the engine.
+        When the port is taken by another SGLang, both /health and the warm-up are answered by that one: only the
+        line of the HTTP server tells them apart. The hosts of an engine behind the first only have a /health that
+        says nothing of the engine.
         """
         health = HttpProbe(url=f"{_url(context)}/health")
-        return (LogProbe(contains=lines.READY), health) if serves_http else (health,)
+        if not serves_http:
+            return (health,)
+        level = options.flags.get("log-level", "info")
+        http_level = options.flags.get("log-level-http", level)
+        quiet = not {level, http_level} <= _TALKING or options.on("enable-http2")
+        if quiet:
+            remarks.note(
+                "engine.quiet-log",
+                "with log-level, log-level-http or enable-http2 as they are, SGLang does not log that it listens:"
+                " if another engine has its port, this one looks ready",
+            )
+        return (health,) if quiet else (*(LogProbe(contains=c) for c in (lines.LISTENS, lines.READY)), health)
 
     def _tiers(self, context: EngineContext, options: Options, remarks: _Remarks | None = None) -> _Tiers:
         """Prefill computes the KV that is worth keeping; decode gets it handed over, so it has L1 only."""

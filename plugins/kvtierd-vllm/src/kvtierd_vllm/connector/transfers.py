@@ -24,6 +24,8 @@ from .store import KEY_GONE, SIZE_DIFFERS, BlockStore
 _log = logging.getLogger(__name__)
 # How long one step of the engine waits for a free lane, altogether. A healthy pool empties one in 20 ms.
 _SAVE_PATIENCE_SECONDS: Final = 0.1
+# How long nothing is saved after the pool has refused everything, as it does while it comes back.
+_SAVE_PAUSE_SECONDS: Final = 1.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -73,6 +75,8 @@ class Transfers:
         self._loads: queue.SimpleQueue[tuple[LoadJob, float]] = queue.SimpleQueue()
         self._finished: queue.SimpleQueue[FinishedLoad] = queue.SimpleQueue()
         self._saves: queue.SimpleQueue[tuple[Lane, list[str]]] = queue.SimpleQueue()
+        self._save_pause_ends = float("-inf")
+        self._saves_refused = False
 
     def start(self) -> None:
         """Begins to work. The threads live as long as the process: the lanes do as well."""
@@ -92,7 +96,7 @@ class Transfers:
 
     def save(self, blocks: Sequence[BlockRef]) -> int:
         """Copies blocks and sees to it that the pool gets them. How many there was no room for; they are dropped."""
-        if not self._joined() or self._guard.skipping:
+        if not self._joined() or self._guard.skipping or self._clock() < self._save_pause_ends:
             return len(blocks)
         patience_ends = self._clock() + _SAVE_PATIENCE_SECONDS
         for first in range(0, len(blocks), self._save_lanes.blocks):
@@ -204,7 +208,15 @@ class Transfers:
         stored = sum(code == 0 for code in codes)
         _log.debug("kvtierd: saved %d of %d blocks", stored, len(keys))
         if stored == 0:
-            self._guard.trip(f"put answered {codes[0] if codes else 'nothing'}")
+            # Loads may well work: the tier as a whole is not skipped for this.
+            self._save_pause_ends = self._clock() + _SAVE_PAUSE_SECONDS
+            if not self._saves_refused:
+                _log.warning(
+                    "kvtierd: the pool takes no blocks: put answered %s", codes[0] if codes else "nothing"
+                )
+        elif self._saves_refused:
+            _log.info("kvtierd: the pool takes blocks again")
+        self._saves_refused = stored == 0
 
     def _call(
         self,
