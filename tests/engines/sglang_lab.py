@@ -79,7 +79,7 @@ class Engine:
     @property
     def view(self) -> UnitView:
         """The unit as ``kvtierctl status`` shows it."""
-        return next(view for view in self.lab.supervisor.views() if view.id == self.spec.id)
+        return self.lab.views[self.spec.id]
 
     def wait_for(self, *states: str, seconds: float) -> UnitView:
         """Until the unit is in one of these states."""
@@ -138,6 +138,7 @@ class Lab:
 
     def __init__(self, base: Path) -> None:
         self.base = base
+        self.views: dict[str, UnitView] = {}  # replaced by the supervisor's thread after each pass
         self._specs: list[UnitSpec] = []
         self._loop = asyncio.new_event_loop()
         self._ending = False
@@ -156,6 +157,7 @@ class Lab:
         self._made.set()
         while not self._ending:
             await self.supervisor.step(tuple(self._specs))
+            self.views = {view.id: view for view in self.supervisor.views()}
             await self.supervisor.wait(0.5)
         for process in await backend.list():
             if process.running:
@@ -168,7 +170,7 @@ class Lab:
         self._specs.append(spec)
         engine = Engine(self, spec)
         until = time.monotonic() + 10
-        while spec.id not in {view.id for view in self.supervisor.views()} and time.monotonic() < until:
+        while spec.id not in self.views and time.monotonic() < until:
             time.sleep(0.02)
         return engine
 

@@ -25,7 +25,7 @@ BLOCKS = [np.full(SHAPE, i, dtype=np.float32) for i in range(COUNT)]
 class Lab:
     """A tier over a fake store, attached."""
 
-    def __init__(self, *, most_pending_saves: int = 100, call_limit_seconds: float = 0.2) -> None:
+    def __init__(self, *, most_pending_saves: int = 100, call_limit_seconds: float = 1.0) -> None:
         self.store, self.events = FakeStore(), CountingEvents()
         options = TierOptions(
             namespace="test",

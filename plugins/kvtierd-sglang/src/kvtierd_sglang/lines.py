@@ -31,10 +31,6 @@ _HOST_POOL: Final = re.compile(
     r"Allocating (?P<name>[\w -]+?) ?hierarchical KV host pool: (?P<tokens>\d{1,18}) tokens, "
     r"(?P<size>\d+(?:\.\d+)?) GB host memory"
 )
-_BATCH: Final = re.compile(r"(?:Prefill|Decode) batch(?: \[\d+\])?, ")
-_RUNNING: Final = re.compile(r"#running-req: (\d{1,9})(?=,)")
-_WAITING: Final = re.compile(r"#queue-req: (\d{1,9})(?=[,\s\[]|$)")
-_USAGE: Final = re.compile(r"(?<![\w] )(?:full )?token usage: (\d+\.\d{2})(?=,)")
 
 PORT_TAKEN: Final = "[Errno 98] error while attempting to bind on address"
 NO_MODEL: Final = "OSError: We couldn't connect to 'https://huggingface.co' to load the files"
@@ -52,7 +48,6 @@ FATAL: Final = (
     "Received sigquit from a child process",
 )
 """Beginnings of texts after which the engine does not go on."""
-_MARKS: Final = ("Errno 98", "rror", "nough host mem", "MemCache ", "hit an exception", "sigquit")
 # With --log-requests a line holds the client's own text, which may say anything.
 _CLIENT_TEXT: Final = re.compile(r"(?:Receive|Finish): (?:rid=|obj=)")
 
@@ -118,7 +113,14 @@ def read_line(line: str) -> EngineObservation | None:
     if "llocated. " in line:
         pools = kv_pools(line)
         return EngineObservation(kv_memory_bytes=pools[0].size_bytes) if len(pools) == 1 else None
-    if any(mark in line for mark in _MARKS):
+    if (  # spelled out: every line of every engine comes by here
+        "rror" in line
+        or "Errno 98" in line
+        or "nough host mem" in line
+        or "MemCache " in line
+        or "hit an exception" in line
+        or "sigquit" in line
+    ):
         return _fatal(plain(line))
     return None
 
@@ -130,21 +132,41 @@ def _room(text: str) -> EngineObservation | None:
 
 def _batch(text: str) -> EngineObservation | None:
     """The newest batch record of the line. Its ``#cached-token`` counts all tiers, so it is no rate of L1's."""
-    starts = list(_BATCH.finditer(text))
-    if not starts:
+    at = max(text.rfind("Prefill batch"), text.rfind("Decode batch"))
+    if at < 0:
         return None
-    record = text[starts[-1].end() :]
-    observation = EngineObservation(
-        running=_number(_RUNNING, record),
-        waiting=_number(_WAITING, record),
-        l1_used_ratio=float(found[1]) if (found := _USAGE.search(record)) else None,
-    )
-    return None if observation == EngineObservation() else observation
+    record = text[at:]
+    running = _number(record, "#running-req: ")
+    # A decode record ends with its queue, a prefill record does not.
+    waiting = _number(record, "#queue-req: ", may_end=record.startswith("Decode"))
+    usage = _usage(record)
+    if running is None and waiting is None and usage is None:
+        return None
+    return EngineObservation(running=running, waiting=waiting, l1_used_ratio=usage)
 
 
-def _number(pattern: re.Pattern[str], text: str) -> int | None:
-    found = pattern.search(text)
-    return int(found[1]) if found else None
+def _number(record: str, label: str, *, may_end: bool = False) -> int | None:
+    at = record.find(label)
+    if at < 0:
+        return None
+    digits, comma, _ = record[at + len(label) :].partition(",")
+    if not comma:
+        if not may_end:
+            return None
+        digits = digits.partition("[")[0].rstrip()
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else None
+
+
+def _usage(record: str) -> float | None:
+    """``token usage`` or ``full token usage``; hybrid models have others beside it (swa, mamba)."""
+    label, at = "token usage: ", -1
+    while (at := record.find(label, at + 1)) >= 0:
+        if record.endswith((", ", ", full "), 0, at):
+            number, comma, _ = record[at + len(label) :].partition(",")
+            whole, point, cents = number.partition(".")
+            if comma and point and whole.isdecimal() and cents.isdecimal() and number.isascii():
+                return float(number)
+    return None
 
 
 def _fatal(text: str) -> EngineObservation | None:

@@ -10,10 +10,11 @@ below is asked for what the tiers above did not have. Gauges come once for each 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from kvtierd.plan.engine import EngineObservation, only_samples
+from kvtierd.plan.engine import EngineObservation
 
 _PROMPT: Final = "sglang:prompt_tokens_total"
 _CACHED: Final = "sglang:cached_tokens_total"
@@ -44,6 +45,12 @@ NAMES: Final = frozenset(
 )
 
 
+# After a name: labels, the value, perhaps a time.
+_REST: Final = re.compile(r"(?:\{(.*)\})?[ \t]+(\S+)(?:[ \t]+-?\d+)?[ \t\r]*")
+# Only labels that are read here; their values are SGLang's own words.
+_LABEL: Final = re.compile(r'(?:^|,)(cache_source|dp_rank|mode)="([^"\\]*)"')
+
+
 class _Sample(NamedTuple):
     labels: Mapping[str, str]
     value: float
@@ -53,7 +60,7 @@ def observe(text: str) -> EngineObservation:
     """Reads one scrape.
 
     Raises:
-        ValueError: It is not in Prometheus' format, or has no metric of SGLang's.
+        ValueError: A value is no number, or there is no metric of SGLang's.
     """
     samples = _read(text)
     if not samples:
@@ -92,18 +99,30 @@ def observe(text: str) -> EngineObservation:
 
 
 def _read(text: str) -> dict[str, list[_Sample]]:
-    # Here, since every kvtierctl loads the plugins, and this library brings an HTTP server with it.
-    from prometheus_client.parser import text_string_to_metric_families
-
+    """The samples of ``NAMES``: found one name after the other, since a scrape has some 700 lines of others."""
+    text = f"\n{text}\n"
     samples: dict[str, list[_Sample]] = {}
-    try:
-        for family in text_string_to_metric_families(only_samples(text, NAMES)):
-            for sample in family.samples:
-                if math.isfinite(sample.value):  # a gauge that nothing was divided by yet is NaN: unknown
-                    samples.setdefault(sample.name, []).append(_Sample(sample.labels, sample.value))
-    except (ValueError, KeyError, IndexError, TypeError) as error:
-        raise ValueError(f"not a Prometheus text: {error}") from error
+    for name in NAMES:
+        start, at = f"\n{name}", 0
+        while (at := text.find(start, at)) >= 0:
+            at += len(start)
+            end = text.index("\n", at)
+            if text[at] not in "{ \t":  # a longer name
+                continue
+            found = _REST.fullmatch(text, at, end)
+            if found is None:
+                raise ValueError(f"not a Prometheus text: {text[at - len(name) : end][:120]!r}")
+            value = _float(found[2], name)
+            if math.isfinite(value):  # a gauge that nothing was divided by yet is NaN: unknown
+                samples.setdefault(name, []).append(_Sample(dict(_LABEL.findall(found[1] or "")), value))
     return samples
+
+
+def _float(number: str, name: str) -> float:
+    try:
+        return float(number)
+    except ValueError:
+        raise ValueError(f"not a Prometheus text: {name} is {number[:40]!r}") from None
 
 
 def _hits(samples: Mapping[str, list[_Sample]]) -> dict[str, int]:

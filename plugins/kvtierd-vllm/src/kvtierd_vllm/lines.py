@@ -219,7 +219,7 @@ def _share(value: str) -> float | None:
 
 
 def _count(digits: str) -> int:
-    return int(digits.replace(",", ""))
+    return int(str(digits).replace(",", ""))
 
 
 def _bytes(number: str, unit: str) -> int:
