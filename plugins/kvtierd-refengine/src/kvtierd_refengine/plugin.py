@@ -42,7 +42,7 @@ class RefengineDriver:
     name = "refengine"
     api_version = API_VERSION
     default_port = 8100
-    package = "kvtierd-refengine"
+    package: str | None = "kvtierd-refengine"
     versions = ""
 
     def launch(self, context: EngineContext) -> EngineLaunch:
