@@ -5,9 +5,6 @@ The plugin API proper is ``kvtierd.hookspecs``; the value types live here becaus
 
 from __future__ import annotations
 
-import functools
-import re
-from collections.abc import Collection
 from typing import Any, Literal, Protocol
 
 from pydantic import Field
@@ -24,6 +21,7 @@ from kvtierd.plan.model import (
     StopPolicy,
     Tier,
 )
+from kvtierd.plan.samples import Sample, only_samples, read_samples
 
 __all__ = [
     "API_VERSION",
@@ -32,9 +30,11 @@ __all__ = [
     "EngineLaunch",
     "EngineObservation",
     "HttpCall",
+    "Sample",
     "Tier",
     "TierTokens",
     "only_samples",
+    "read_samples",
 ]
 
 API_VERSION = 1
@@ -136,22 +136,6 @@ class TierTokens(Record):
     l2: int | None = None
     l3: int | None = None
     computed: int | None = None
-
-
-def only_samples(metrics_text: str, names: Collection[str]) -> str:
-    """The lines of a Prometheus text that are samples of these names, for ``EngineDriver.observe``.
-
-    Engines export hundreds of series and a driver reads a handful: parsing only those costs a tenth of the time.
-    Comment lines go too, so a parser sees the samples as untyped, under their full names.
-    """
-    kept = _sample_lines(frozenset(names)).findall(metrics_text)
-    return "\n".join(kept) + "\n" if kept else ""
-
-
-@functools.lru_cache(maxsize=32)
-def _sample_lines(names: frozenset[str]) -> re.Pattern[str]:
-    choice = "|".join(re.escape(name) for name in sorted(names))
-    return re.compile(rf"^(?:{choice})(?=[{{ ]).*$", re.MULTILINE)
 
 
 class EngineDriver(Protocol):

@@ -9,12 +9,10 @@ below is asked for what the tiers above did not have. Gauges come once for each 
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterable, Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
-from kvtierd.plan.engine import EngineObservation
+from kvtierd.plan.engine import EngineObservation, Sample, read_samples
 
 _PROMPT: Final = "sglang:prompt_tokens_total"
 _CACHED: Final = "sglang:cached_tokens_total"
@@ -45,24 +43,13 @@ NAMES: Final = frozenset(
 )
 
 
-# After a name: labels, the value, perhaps a time.
-_REST: Final = re.compile(r"(?:\{(.*)\})?[ \t]+(\S+)(?:[ \t]+-?\d+)?[ \t\r]*")
-# Only labels that are read here; their values are SGLang's own words.
-_LABEL: Final = re.compile(r'(?:^|,)(cache_source|dp_rank|mode)="([^"\\]*)"')
-
-
-class _Sample(NamedTuple):
-    labels: Mapping[str, str]
-    value: float
-
-
 def observe(text: str) -> EngineObservation:
     """Reads one scrape.
 
     Raises:
         ValueError: A value is no number, or there is no metric of SGLang's.
     """
-    samples = _read(text)
+    samples = read_samples(text, NAMES)
     if not samples:
         raise ValueError(
             "no sglang: metrics in the answer: is this the engine's /metrics, with --enable-metrics?"
@@ -98,34 +85,7 @@ def observe(text: str) -> EngineObservation:
     )
 
 
-def _read(text: str) -> dict[str, list[_Sample]]:
-    """The samples of ``NAMES``: found one name after the other, since a scrape has some 700 lines of others."""
-    text = f"\n{text}\n"
-    samples: dict[str, list[_Sample]] = {}
-    for name in NAMES:
-        start, at = f"\n{name}", 0
-        while (at := text.find(start, at)) >= 0:
-            at += len(start)
-            end = text.index("\n", at)
-            if text[at] not in "{ \t":  # a longer name
-                continue
-            found = _REST.fullmatch(text, at, end)
-            if found is None:
-                raise ValueError(f"not a Prometheus text: {text[at - len(name) : end][:120]!r}")
-            value = _float(found[2], name)
-            if math.isfinite(value):  # a gauge that nothing was divided by yet is NaN: unknown
-                samples.setdefault(name, []).append(_Sample(dict(_LABEL.findall(found[1] or "")), value))
-    return samples
-
-
-def _float(number: str, name: str) -> float:
-    try:
-        return float(number)
-    except ValueError:
-        raise ValueError(f"not a Prometheus text: {name} is {number[:40]!r}") from None
-
-
-def _hits(samples: Mapping[str, list[_Sample]]) -> dict[str, int]:
+def _hits(samples: Mapping[str, list[Sample]]) -> dict[str, int]:
     """Tokens found, by ``device``, ``host`` and ``storage``; empty when it is unknown."""
     hits = {"device": 0, "host": 0, "storage": 0}
     if _CACHED in samples:
@@ -144,16 +104,16 @@ def _hits(samples: Mapping[str, list[_Sample]]) -> dict[str, int]:
     return {source: count for source, count in found.items() if count is not None}
 
 
-def _total(samples: Mapping[str, list[_Sample]], name: str) -> int | None:
+def _total(samples: Mapping[str, list[Sample]], name: str) -> int | None:
     return int(sum(s.value for s in samples[name])) if name in samples else None
 
 
-def _smallest(samples: Mapping[str, list[_Sample]], name: str) -> int | None:
+def _smallest(samples: Mapping[str, list[Sample]], name: str) -> int | None:
     found = [int(s.value) for s in samples.get(name, ()) if s.value > 0]
     return min(found) if found else None
 
 
-def _over_replicas(samples: Iterable[_Sample]) -> int | None:
+def _over_replicas(samples: Iterable[Sample]) -> int | None:
     """Ranks of one replica share its requests; replicas (dp_rank) have their own."""
     largest: dict[str, float] = {}
     for sample in samples:
