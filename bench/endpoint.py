@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import report
+from kvtierd.workload.demo import free_ports
 
 CALLS = 400
 ROUNDS = 5
@@ -91,7 +92,7 @@ class _Bench:
         self.driver = ensure_driver(folder / "cache")
         stack.callback(cleanup, self.root)
         self.ports = dict(
-            zip(("meta", "store", "http", "meta-endpoint", "store-endpoint"), _free_ports(5), strict=True)
+            zip(("meta", "store", "http", "meta-endpoint", "store-endpoint"), free_ports(5), strict=True)
         )
 
     def spawn(self, argv: list[str], env: dict[str, str], *, emulated: bool = True) -> subprocess.Popen[str]:
@@ -160,14 +161,6 @@ class _Bench:
         )
         _read_until(process, "ready")
         return process
-
-
-def _free_ports(count: int) -> list[int]:
-    import socket
-
-    with contextlib.ExitStack() as held:
-        sockets = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [s.getsockname()[1] for s in sockets]
 
 
 def _await_port(port: int) -> None:

@@ -22,9 +22,7 @@ import concurrent.futures
 import contextlib
 import json
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -38,26 +36,11 @@ from kvtierd.emulator.build import EmulatedDriver
 from kvtierd.emulator.launch import cleanup
 from kvtierd.errors import MemcacheError
 from kvtierd.memcache.rest import MetaClient
+from kvtierd.workload.demo import free_ports
 
 SCRIPTS = Path(kvtierd.memcache.__file__).parent
 RAW_CLIENT = Path(__file__).with_name("raw_client.py")
 T = TypeVar("T")
-
-
-def free_ports(count: int) -> list[int]:
-    """Free TCP ports on loopback, below the range from which the kernel picks ports of outgoing connections."""
-    found: list[int] = []
-    with contextlib.ExitStack() as held:
-        for port in random.sample(range(22000, 31000), 2000):
-            listener = held.enter_context(socket.socket())
-            try:
-                listener.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            found.append(port)
-            if len(found) == count:
-                return found
-    raise AssertionError("no free ports")
 
 
 def wait_until(condition: Callable[[], T], timeout_seconds: float, what: str) -> T:

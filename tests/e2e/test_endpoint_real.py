@@ -24,6 +24,7 @@ from lab import RawClient, RealTier, Unit, wait_until
 from kvtierd.endpoint.control import EndpointControl
 from kvtierd.errors import EndpointError
 from kvtierd.memcache.rest import MetaClient
+from kvtierd.workload.demo import free_ports
 
 pytestmark = pytest.mark.real
 
@@ -92,8 +93,6 @@ class Endpoint:
 
 @pytest.fixture
 def endpoint(real_tier: RealTier, tmp_path: Path) -> Iterator[Callable[..., Endpoint]]:
-    from lab import free_ports
-
     made: list[Endpoint] = []
 
     def make(**more: Any) -> Endpoint:

@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 from kvtierd_refengine.plugin import RefengineDriver
-from lab import RawClient, RealTier, Unit, free_ports, wait_until
+from lab import RawClient, RealTier, Unit, wait_until
 
 from kvtierd.memcache.rest import MetaClient
 from kvtierd.plan.engine import EngineContext
 from kvtierd.plan.inventory import Inventory
 from kvtierd.plan.model import HttpProbe
+from kvtierd.workload.demo import free_ports
 
 pytestmark = pytest.mark.real
 

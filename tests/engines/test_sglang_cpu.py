@@ -23,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from kvtierd_sglang.lines import LISTENS, PORT_TAKEN, host_pools, is_ready
 from sglang_lab import DRIVER, STAMP, Engine, Lab, engine_spec, environment_directory, make_model
 
+from kvtierd.workload.demo import free_ports
+
 ENVIRONMENT = environment_directory()
 PYTHON = ENVIRONMENT / "bin" / "python"
 pytestmark = [
@@ -37,14 +39,6 @@ pytestmark = [
 PAGE_TOKENS = 64
 PROMPT_TOKENS = 2500
 READY_SECONDS = 240.0
-
-
-def free_port() -> int:
-    for port in random.sample(range(23200, 23400), 50):
-        with socket.socket() as listener:
-            if listener.connect_ex(("127.0.0.1", port)) != 0:
-                return port
-    raise AssertionError("no free port from 23200 to 23399")
 
 
 def prompt(seed: int) -> str:
@@ -65,7 +59,7 @@ def model(lab: Lab) -> Path:
 
 @pytest.fixture(scope="module")
 def engine(lab: Lab, model: Path) -> Engine:
-    spec = engine_spec(lab.base, model, PYTHON, name="sgl", port=free_port(), args='drain = "60s"')
+    spec = engine_spec(lab.base, model, PYTHON, name="sgl", port=free_ports(1)[0], args='drain = "60s"')
     engine = lab.start(spec)
     began = time.monotonic()
     engine.wait_for("ready", "failed", seconds=READY_SECONDS)
@@ -159,7 +153,7 @@ def test_a_taken_port_is_named_and_never_looks_ready(
     with socket.socket() as listener:
         port = engine.spec.ports[0]
         if holder == "a mute listener":
-            port = free_port()
+            port = free_ports(1)[0]
             listener.bind(("127.0.0.1", port))
             listener.listen()
         # Long enough to get as far as the port on a machine that is busy with other tests.

