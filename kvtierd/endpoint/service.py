@@ -134,7 +134,8 @@ class EndpointService:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await self._control.close()
-            self._save()
+            if (value := self._unsaved()) is not None:
+                self._save(value)
             self._doorman.close()
 
     def stop(self) -> None:
@@ -405,14 +406,17 @@ class EndpointService:
     async def _save_for_ever(self) -> None:
         while True:
             await asyncio.sleep(SAVE_EVERY_SECONDS)
-            if self.state.revision != self._saved_revision:
-                await asyncio.to_thread(self._save)
+            if (value := self._unsaved()) is not None:
+                await asyncio.to_thread(self._save, value)
 
-    def _save(self) -> None:
-        revision, value = self.state.revision, self.state.to_save()
-        if revision == self._saved_revision:
-            return
-        self._saved_revision = revision
+    def _unsaved(self) -> dict[str, Any] | None:
+        """What has to be saved, taken on the loop: beside it, clients could come and go while it is collected."""
+        if self.state.revision == self._saved_revision:
+            return None
+        self._saved_revision = self.state.revision
+        return self.state.to_save()
+
+    def _save(self, value: dict[str, Any]) -> None:
         try:
             save_state(self._config.state_file, value)
         except EndpointError as error:
