@@ -21,6 +21,7 @@ from kvtierd.plan.model import (
     StopPolicy,
     Tier,
 )
+from kvtierd.plan.remarks import Remarks
 from kvtierd.plan.samples import Sample, only_samples, read_samples
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "EngineLaunch",
     "EngineObservation",
     "HttpCall",
+    "Remarks",
     "Sample",
     "Tier",
     "TierTokens",
@@ -82,6 +84,12 @@ class EngineContext(Record):
     role: Literal["both", "prefill", "decode"] = "both"
     l2_bytes: int | None = None
     runner: Literal["host", "docker"] = "host"
+
+    @property
+    def url(self) -> str:
+        """The engine's API as seen from this host, without a slash at the end."""
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
 
 class EngineLaunch(Record):

@@ -13,7 +13,7 @@ from kvtierd.plan.docker import docker_argv
 from kvtierd.plan.engine import EngineContext, EngineDriver, EngineLaunch
 from kvtierd.plan.environment import merge_env
 from kvtierd.plan.model import EngineTalk, FileSpec, HttpCall, Tier, UnitSpec
-from kvtierd.plan.pool import Remarks
+from kvtierd.plan.remarks import Remarks
 from kvtierd.plan.toolchain import Toolchain
 from kvtierd.plan.units import engine_id
 from kvtierd.settings import EngineSettings
@@ -92,11 +92,7 @@ def _talk(driver: EngineDriver, context: EngineContext, *, serves_http: bool) ->
     for name, tiers in FLUSHES.items():
         with contextlib.suppress(ValueError):  # the driver says that it cannot
             flush[name] = tuple(driver.flush(context, tiers))
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(context.host, context.host)
-    shown = f"[{host}]" if ":" in host else host
-    return EngineTalk(
-        base_url=f"http://{shown}:{context.port}", generation=driver.generation(context), flush=flush
-    )
+    return EngineTalk(base_url=context.url, generation=driver.generation(context), flush=flush)
 
 
 def find_driver(

@@ -18,8 +18,9 @@ from kvtierd.plan.engines import PlannedEngine, ask_driver, engine_unit, find_dr
 from kvtierd.plan.environment import find_install, memcache_env, merge_env
 from kvtierd.plan.inventory import Inventory, MemcacheInstall
 from kvtierd.plan.model import FileSpec, MetaAddress, NodePlan, PoolPlan, Series, UnitSpec
-from kvtierd.plan.pool import Remarks, check_memory, plan_hugepages, plan_pool
+from kvtierd.plan.pool import check_memory, plan_hugepages, plan_pool
 from kvtierd.plan.ports import PortPlan
+from kvtierd.plan.remarks import Remarks
 from kvtierd.plan.series import detect_series
 from kvtierd.plan.toolchain import Toolchain
 from kvtierd.plan.units import ENDPOINT_ID, META_ID, endpoint_unit, engine_id, meta_unit, pool_id, pool_unit

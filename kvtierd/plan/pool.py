@@ -6,31 +6,14 @@ aligned downward, since upward would take memory nobody granted; the plan says w
 
 from __future__ import annotations
 
-import dataclasses
-
 from kvtierd.plan.hardware import MAX_DRAM_PER_RANK_BYTES, alignment_bytes, facts_of, needs_hugepages
 from kvtierd.plan.inventory import Inventory
-from kvtierd.plan.model import HugepagePlan, Note, PoolPlan, Refusal, Series
+from kvtierd.plan.model import HugepagePlan, PoolPlan, Series
+from kvtierd.plan.remarks import Remarks
 from kvtierd.quantities import GIB, MIB, align_down, format_size
 from kvtierd.settings import PoolSettings
 
 MIN_WORLD_SIZE = 16
-
-
-@dataclasses.dataclass(slots=True)
-class Remarks:
-    """Notes and refusals as they come up while planning."""
-
-    notes: list[Note] = dataclasses.field(default_factory=list)
-    refusals: list[Refusal] = dataclasses.field(default_factory=list)
-
-    def note(self, code: str, message: str) -> None:
-        """Adds a note."""
-        self.notes.append(Note(code=code, message=message))
-
-    def refuse(self, code: str, message: str, hint: str = "") -> None:
-        """Adds a refusal."""
-        self.refusals.append(Refusal(code=code, message=message, hint=hint))
 
 
 def plan_pool(

@@ -9,7 +9,7 @@ from collections.abc import Set as AbstractSet
 
 from kvtierd.plan.inventory import Inventory, PortOwner
 from kvtierd.plan.model import PortUse
-from kvtierd.plan.pool import Remarks
+from kvtierd.plan.remarks import Remarks
 
 
 class PortPlan:

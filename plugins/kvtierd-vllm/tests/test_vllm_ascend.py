@@ -9,13 +9,14 @@ from typing import Any
 
 import pluggy
 import pytest
-from kvtierd_vllm.arguments import Findings, command_line
+from kvtierd_vllm.arguments import command_line
 from kvtierd_vllm.ascend import VllmAscendDriver
 from kvtierd_vllm.forms import FORMS, form_of
 from packaging.specifiers import SpecifierSet
 from vllm_contexts import TWO_NODES, context, noted, option, refused, transfer
 
 from kvtierd import hookspecs
+from kvtierd.plan.engine import Remarks
 from kvtierd.plan.inventory import Inventory
 from kvtierd.plan.model import HttpProbe
 
@@ -83,20 +84,20 @@ def test_a_plain_engine() -> None:
     ],
 )
 def test_values(value: Any, argv: tuple[str, ...]) -> None:
-    findings = Findings()
+    findings = Remarks()
     assert command_line({"x-y": value}, findings) == argv
     assert findings.refusals == []
 
 
 @pytest.mark.parametrize("value", ["", [], {}, None, {"a": object()}, object()])
 def test_values_that_say_nothing_are_refused(value: Any) -> None:
-    findings = Findings()
+    findings = Remarks()
     assert command_line({"x-y": value}, findings) == ()
     assert [r.code for r in findings.refusals] == ["engine.bad-argument"]
 
 
 def test_spelling_is_kept_and_the_same_option_twice_is_refused() -> None:
-    findings = Findings()
+    findings = Remarks()
     assert command_line({"max-num_seqs": 20}, findings) == ("--max-num_seqs", "20")
     command_line({"max-num_seqs": 20, "max_num_seqs": 30}, findings)
     assert [r.code for r in findings.refusals] == ["engine.argument-twice"]
@@ -104,7 +105,7 @@ def test_spelling_is_kept_and_the_same_option_twice_is_refused() -> None:
 
 @pytest.mark.parametrize("key", ["x y", "--x", "", "x=y", "x;y"])
 def test_what_is_no_option_is_refused(key: str) -> None:
-    findings = Findings()
+    findings = Remarks()
     command_line({key: 1}, findings)
     assert findings.refusals
 
@@ -152,7 +153,7 @@ def test_the_declared_versions_are_those_of_the_table() -> None:
     for minor in range(10, 31):
         inside = any(f.first <= (0, minor) < f.before for f in FORMS)
         assert (f"0.{minor}.0" in declared) == inside
-        findings = Findings()
+        findings = Remarks()
         form_of(f"0.{minor}.0", findings)
         assert bool(findings.notes) != inside
 

@@ -79,7 +79,7 @@ class RefengineDriver:
             env=env,
             clients=1 if uses_l3 else 0,
             readiness=Readiness(
-                probes=(HttpProbe(url=f"{_url(context)}/health", body_contains='"status": "ok"'),),
+                probes=(HttpProbe(url=f"{context.url}/health", body_contains='"status": "ok"'),),
                 deadline_seconds=_READY_DEADLINE_SECONDS,
             ),
             restart=RestartPolicy(fatal_patterns=(FATAL_PREFIX,)),
@@ -93,7 +93,7 @@ class RefengineDriver:
 
     def metrics_url(self, context: EngineContext) -> str | None:
         """See :class:`kvtierd.plan.engine.EngineDriver`."""
-        return f"{_url(context)}/metrics"
+        return f"{context.url}/metrics"
 
     def observe(self, metrics_text: str) -> EngineObservation:
         """Reads vLLM's names, summed over labels. What is missing stays None.
@@ -178,13 +178,6 @@ _RATES = re.compile(r"(External prefix cache hit rate|Prefix cache hit rate): (\
 
 def _share(percent: str | None) -> float | None:
     return None if percent is None else float(percent) / 100
-
-
-def _url(context: EngineContext) -> str:
-    host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(context.host, context.host)
-    if ":" in host and not host.startswith("["):
-        host = f"[{host}]"
-    return f"http://{host}:{context.port}"
 
 
 _READ = frozenset(

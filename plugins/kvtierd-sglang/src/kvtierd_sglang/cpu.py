@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kvtierd.plan.engine import EngineContext
+from kvtierd.plan.engine import EngineContext, Remarks
 from kvtierd.plan.model import FileSpec
-from kvtierd_sglang.driver import Remarks, SglangDriver, Tiers, hosts_spanned
+from kvtierd_sglang.driver import SglangDriver, Tiers, hosts_spanned
 from kvtierd_sglang.flags import Options, arguments_of
 from kvtierd_sglang.sizing import ranks_of
 

@@ -13,6 +13,7 @@ from kvtierd.plan.engine import (
     EngineLaunch,
     EngineObservation,
     HttpCall,
+    Remarks,
     Tier,
     TierTokens,
 )
@@ -20,10 +21,8 @@ from kvtierd.plan.model import (
     FileSpec,
     HttpProbe,
     LogProbe,
-    Note,
     Probe,
     Readiness,
-    Refusal,
     RestartPolicy,
     StopPolicy,
 )
@@ -51,22 +50,6 @@ class Tiers:
 
     l2: bool
     l3: bool
-
-
-@dataclasses.dataclass(slots=True)
-class Remarks:
-    """Notes and refusals as they come up."""
-
-    notes: list[Note] = dataclasses.field(default_factory=list)
-    refusals: list[Refusal] = dataclasses.field(default_factory=list)
-
-    def note(self, code: str, message: str) -> None:
-        """Adds a note."""
-        self.notes.append(Note(code=code, message=message))
-
-    def refuse(self, code: str, message: str, hint: str = "") -> None:
-        """Adds a refusal."""
-        self.refusals.append(Refusal(code=code, message=message, hint=hint))
 
 
 class SglangDriver:
@@ -166,7 +149,7 @@ class SglangDriver:
         line of the HTTP server tells them apart. The hosts of an engine behind the first only have a /health that
         says nothing of the engine.
         """
-        health = HttpProbe(url=f"{_url(context)}/health")
+        health = HttpProbe(url=f"{context.url}/health")
         if not serves_http:
             return (health,)
         level = options.flags.get("log-level", "info")
@@ -357,7 +340,7 @@ class SglangDriver:
     def metrics_url(self, context: EngineContext) -> str | None:
         """See :class:`kvtierd.plan.engine.EngineDriver`. Only the first host of an engine has metrics."""
         spanned = hosts_spanned(self._options(context))
-        return f"{_url(context)}/metrics" if spanned == 1 or context.node_index == 0 else None
+        return f"{context.url}/metrics" if spanned == 1 or context.node_index == 0 else None
 
     def observe(self, metrics_text: str) -> EngineObservation:
         """See :func:`kvtierd_sglang.metrics.observe`."""
@@ -388,8 +371,3 @@ class SglangDriver:
 def hosts_spanned(options: Options) -> int:
     """Hosts that the engine spans."""
     return options.number("nnodes")
-
-
-def _url(context: EngineContext) -> str:
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(context.host, context.host)
-    return f"http://{f'[{host}]' if ':' in host else host}:{context.port}"

@@ -6,13 +6,12 @@ compares the spelling with dashes. Booleans are ``--x`` and ``--no-x``, tables b
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from kvtierd.plan.model import Note, Refusal
+from kvtierd.plan.engine import Remarks
 
 _KEY: Final = re.compile(r"[A-Za-z](?:[A-Za-z0-9]|[-_.](?=[A-Za-z0-9]))+")
 
@@ -32,22 +31,6 @@ OWNED: Final[Mapping[str, str]] = {
 }
 
 
-@dataclasses.dataclass(slots=True)
-class Findings:
-    """Notes and refusals of one launch, in the order found."""
-
-    notes: list[Note] = dataclasses.field(default_factory=list)
-    refusals: list[Refusal] = dataclasses.field(default_factory=list)
-
-    def note(self, code: str, message: str) -> None:
-        """Something the operator should know."""
-        self.notes.append(Note(code=code, message=message))
-
-    def refuse(self, code: str, message: str, hint: str = "") -> None:
-        """A reason not to start."""
-        self.refusals.append(Refusal(code=code, message=message, hint=hint))
-
-
 def canonical(key: str) -> str:
     """``max_num-seqs`` -> ``max-num-seqs``; what follows a dot (a key inside a table) stays as it is."""
     name, dot, rest = key.partition(".")
@@ -59,7 +42,7 @@ def by_name(args: Mapping[str, Any]) -> dict[str, Any]:
     return {canonical(key): value for key, value in args.items()}
 
 
-def count_of(named: Mapping[str, Any], name: str, findings: Findings, default: int = 1) -> int:
+def count_of(named: Mapping[str, Any], name: str, findings: Remarks, default: int = 1) -> int:
     """A number of processes (at least 1) from the arguments; a wrong one is refused and counts as the default."""
     value = named.get(name, default)
     if isinstance(value, str) and value.isascii() and value.isdigit():
@@ -71,7 +54,7 @@ def count_of(named: Mapping[str, Any], name: str, findings: Findings, default: i
 
 
 def command_line(
-    args: Mapping[str, Any], findings: Findings, *, handled: Collection[str] = ()
+    args: Mapping[str, Any], findings: Remarks, *, handled: Collection[str] = ()
 ) -> tuple[str, ...]:
     """vLLM's options for these arguments, in their order.
 
@@ -104,7 +87,7 @@ def compact_json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
 
 
-def _option(key: str, value: Any, findings: Findings) -> list[str]:
+def _option(key: str, value: Any, findings: Remarks) -> list[str]:
     if isinstance(value, bool):
         return [f"--{key}" if value else f"--no-{key}"]
     if isinstance(value, list | tuple) and value and all(_is_scalar(v) for v in value):

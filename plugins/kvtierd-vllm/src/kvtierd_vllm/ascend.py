@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kvtierd.plan.engine import EngineContext, EngineLaunch, HttpCall, Tier
+from kvtierd.plan.engine import EngineContext, EngineLaunch, HttpCall, Remarks, Tier
 from kvtierd.plan.model import LogProbe, Readiness, StopPolicy
-from kvtierd_vllm.arguments import Findings, by_name, command_line, count_of
+from kvtierd_vllm.arguments import by_name, command_line, count_of
 from kvtierd_vllm.ascend_env import DEFAULT_HASH_SEED, check_env, complete_env, host_cann_env
 from kvtierd_vllm.forms import VERSIONS, Form, form_of
 from kvtierd_vllm.hosts import Placement, place
@@ -17,7 +17,6 @@ from kvtierd_vllm.serving import (
     flush_calls,
     program_beside,
     restart_policy,
-    url_of,
 )
 from kvtierd_vllm.transfer import OPTIONS_KEY, TransferOptions, ascend_transfer, kv_port, read_options
 
@@ -40,7 +39,7 @@ class VllmAscendDriver(VllmServer):
 
     def launch(self, context: EngineContext) -> EngineLaunch:
         """See :class:`kvtierd.plan.engine.EngineDriver`."""
-        findings = Findings()
+        findings = Remarks()
         named = by_name(context.args)
         form = form_of(context.version, findings)
         options = read_options(named.get(OPTIONS_KEY), findings)
@@ -79,8 +78,8 @@ class VllmAscendDriver(VllmServer):
 
     def metrics_url(self, context: EngineContext) -> str | None:
         """``None`` on a headless follower: it has no HTTP server."""
-        headless = place(context, by_name(context.args), Findings()).headless
-        return None if headless else f"{url_of(context)}/metrics"
+        headless = place(context, by_name(context.args), Remarks()).headless
+        return None if headless else f"{context.url}/metrics"
 
     def flush(self, context: EngineContext, tiers: frozenset[Tier]) -> tuple[HttpCall, ...]:
         """L1, when the engine's developer endpoints are on. vllm-ascend's connector cannot empty the pool."""
@@ -96,7 +95,7 @@ def _program(context: EngineContext, placement: Placement) -> tuple[str, ...]:
     return (context.python, "-m", "vllm.entrypoints.openai.api_server", f"--model={context.model}")
 
 
-def _args_for(args: Mapping[str, Any], form: Form, version: str | None, findings: Findings) -> dict[str, Any]:
+def _args_for(args: Mapping[str, Any], form: Form, version: str | None, findings: Remarks) -> dict[str, Any]:
     """The arguments without what this version has dropped: off switches go, on switches are refused."""
     kept: dict[str, Any] = {}
     for key, value in args.items():
@@ -111,7 +110,7 @@ def _args_for(args: Mapping[str, Any], form: Form, version: str | None, findings
 
 
 def _without_dropped(
-    table: Mapping[str, Any], form: Form, version: str | None, findings: Findings
+    table: Mapping[str, Any], form: Form, version: str | None, findings: Remarks
 ) -> dict[str, Any]:
     gone = [key for key in table if key in form.dropped_additional_config]
     for key in gone:
@@ -132,7 +131,7 @@ def _without_dropped(
 
 
 def _check_devices(
-    context: EngineContext, named: Mapping[str, Any], placement: Placement, findings: Findings
+    context: EngineContext, named: Mapping[str, Any], placement: Placement, findings: Remarks
 ) -> int:
     """Worker processes on this node, each with a device and a MemCache rank of its own."""
     pipeline = count_of(named, _PIPELINE, findings)
@@ -160,7 +159,7 @@ def _check_devices(
     return workers
 
 
-def _check_graphs(named: Mapping[str, Any], options: TransferOptions, findings: Findings) -> None:
+def _check_graphs(named: Mapping[str, Any], options: TransferOptions, findings: Remarks) -> None:
     """Layer-wise transfer hooks in between layers: a graph over all of them leaves no in-between."""
     if not options.use_layerwise or named.get("enforce-eager") is True:
         return
@@ -175,7 +174,7 @@ def _check_graphs(named: Mapping[str, Any], options: TransferOptions, findings: 
         )
 
 
-def _env(context: EngineContext, form: Form, placement: Placement, findings: Findings) -> dict[str, str]:
+def _env(context: EngineContext, form: Form, placement: Placement, findings: Remarks) -> dict[str, str]:
     own = {
         "MMC_LOCAL_CONFIG_PATH": context.local_conf_path,
         "ASCEND_RT_VISIBLE_DEVICES": ",".join(map(str, context.devices)),

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Final
 
-from kvtierd.plan.engine import EngineContext
+from kvtierd.plan.engine import EngineContext, Remarks
 from kvtierd.plan.environment import merge_env
-from kvtierd_vllm.arguments import Findings
 
 IMAGE_CANN_HOME: Final = "/usr/local/Ascend/ascend-toolkit/latest"  # in vllm-ascend's container images
 DEFAULT_HASH_SEED: Final = "0"
@@ -66,7 +65,7 @@ def complete_env(context: EngineContext, *layers: Mapping[str, str]) -> dict[str
     return merge_env(_BASE, paths, *layers, programs, others)
 
 
-def check_env(context: EngineContext, findings: Findings) -> None:
+def check_env(context: EngineContext, findings: Remarks) -> None:
     """Refuses variables that kvtierd sets, and a hash seed with which no other engine would share a block."""
     for name, hint in _OWNED.items():
         if name in context.env:
@@ -80,7 +79,7 @@ def check_env(context: EngineContext, findings: Findings) -> None:
         )
 
 
-def host_cann_env(context: EngineContext, findings: Findings) -> dict[str, str]:
+def host_cann_env(context: EngineContext, findings: Remarks) -> dict[str, str]:
     """CANN of the host, or of the image the engine runs in."""
     machine = context.inventory.machine
     if context.runner == "docker":

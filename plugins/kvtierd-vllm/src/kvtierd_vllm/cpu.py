@@ -10,9 +10,9 @@ import json
 from pathlib import Path
 from typing import Any, Final
 
-from kvtierd.plan.engine import EngineContext, EngineLaunch, HttpCall, Tier
+from kvtierd.plan.engine import EngineContext, EngineLaunch, HttpCall, Remarks, Tier
 from kvtierd.plan.model import FileSpec, StopPolicy
-from kvtierd_vllm.arguments import Findings, by_name, command_line
+from kvtierd_vllm.arguments import by_name, command_line
 from kvtierd_vllm.ascend_env import DEFAULT_HASH_SEED, check_env, complete_env
 from kvtierd_vllm.connector.options import Options
 from kvtierd_vllm.forms import parsed_version
@@ -37,7 +37,7 @@ class VllmCpuDriver(VllmServer):
 
     def launch(self, context: EngineContext) -> EngineLaunch:
         """See :class:`kvtierd.plan.engine.EngineDriver`."""
-        findings = Findings()
+        findings = Remarks()
         named = by_name(context.args)
         _check_version(context.version, findings)
         check_env(context, findings)
@@ -88,7 +88,7 @@ class VllmCpuDriver(VllmServer):
         return flush_calls(tiers, can_reset_pool=True)
 
 
-def _transfer(table: Any, findings: Findings) -> KvTransferConfig:
+def _transfer(table: Any, findings: Remarks) -> KvTransferConfig:
     """The connector's options are the operator's table; failed loads are computed again."""
     extra = table if isinstance(table, dict) else {}
     if table is not None and not isinstance(table, dict):
@@ -106,7 +106,7 @@ def _transfer(table: Any, findings: Findings) -> KvTransferConfig:
     )
 
 
-def _check_version(version: str | None, findings: Findings) -> None:
+def _check_version(version: str | None, findings: Remarks) -> None:
     if version is None or parsed_version(version) != KNOWN:
         what = f"vLLM {version}" if version else "the version of vLLM"
         findings.note(

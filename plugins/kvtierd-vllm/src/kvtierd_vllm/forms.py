@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Final
 
-from kvtierd_vllm.arguments import Findings
+from kvtierd.plan.engine import Remarks
 
 VERSIONS: Final = ">=0.13,<0.28,!=0.14.*,!=0.15.*,!=0.16.*"  # what FORMS covers, as a PEP 440 specifier
 
@@ -47,7 +47,7 @@ def parsed_version(version: str) -> tuple[int, int] | None:
     return release[0], release[1] if len(release) > 1 else 0
 
 
-def form_of(version: str | None, findings: Findings) -> Form:
+def form_of(version: str | None, findings: Remarks) -> Form:
     """The form for a version. For an unknown one a note says what is assumed."""
     parsed = parsed_version(version) if version else None
     if parsed is not None:
@@ -65,7 +65,7 @@ def form_of(version: str | None, findings: Findings) -> Form:
     return ASSUMED
 
 
-def note_recompute(version: str | None, findings: Findings) -> None:
+def note_recompute(version: str | None, findings: Remarks) -> None:
     """What is known to go wrong when failed loads are computed again."""
     parsed = parsed_version(version) if version else None
     if parsed is not None and parsed < (0, 22):

@@ -10,8 +10,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Final
 
-from kvtierd.plan.engine import EngineContext
-from kvtierd_vllm.arguments import Findings, count_of
+from kvtierd.plan.engine import EngineContext, Remarks
+from kvtierd_vllm.arguments import count_of
 
 DEFAULT_RPC_PORT: Final = 13389  # of the practice guide
 RPC_PORT_OPTION: Final = "data-parallel-rpc-port"
@@ -31,7 +31,7 @@ class Placement:
     handled: frozenset[str] = frozenset()
 
 
-def place(context: EngineContext, named: Mapping[str, Any], findings: Findings) -> Placement:
+def place(context: EngineContext, named: Mapping[str, Any], findings: Remarks) -> Placement:
     """This node's part of the engine.
 
     An engine spans its nodes when ``data-parallel-size`` is more than ``data-parallel-size-local``; otherwise each
@@ -76,7 +76,7 @@ def place(context: EngineContext, named: Mapping[str, Any], findings: Findings) 
     )
 
 
-def _links(context: EngineContext, findings: Findings) -> dict[str, str]:
+def _links(context: EngineContext, findings: Remarks) -> dict[str, str]:
     """Interface and address for traffic between the nodes."""
     env: dict[str, str] = {}
     address = context.addresses.get(context.node)
@@ -92,7 +92,7 @@ def _links(context: EngineContext, findings: Findings) -> dict[str, str]:
     return env | dict.fromkeys(("GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HCCL_SOCKET_IFNAME"), context.nic)
 
 
-def _port(named: Mapping[str, Any], findings: Findings) -> int:
+def _port(named: Mapping[str, Any], findings: Remarks) -> int:
     port = count_of(named, RPC_PORT_OPTION, findings, default=DEFAULT_RPC_PORT)
     if port > 65535:
         findings.refuse("engine.bad-argument", f"args.{RPC_PORT_OPTION} is {port}, not a port")

@@ -51,7 +51,7 @@ class VllmServer:
 
     def metrics_url(self, context: EngineContext) -> str | None:
         """See :class:`kvtierd.plan.engine.EngineDriver`."""
-        return f"{url_of(context)}/metrics"
+        return f"{context.url}/metrics"
 
     def observe(self, metrics_text: str) -> EngineObservation:
         """See :func:`kvtierd_vllm.metrics.read_metrics`."""
@@ -114,7 +114,7 @@ class VllmServer:
     def readiness(self, context: EngineContext) -> Readiness:
         """/health answers 200 once the model is loaded and the engine's processes live."""
         return Readiness(
-            probes=(HttpProbe(url=f"{url_of(context)}/health"),),
+            probes=(HttpProbe(url=f"{context.url}/health"),),
             deadline_seconds=self.ready_seconds,
             interval_seconds=1.0,
             timeout_seconds=5.0,
@@ -192,12 +192,6 @@ def served_name(context: EngineContext) -> str:
     if isinstance(name, list | tuple):
         name = name[0] if name else None
     return str(name) if name else context.model
-
-
-def url_of(context: EngineContext) -> str:
-    """The engine's API as seen from this host."""
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(context.host, context.host)
-    return f"http://[{host}]:{context.port}" if ":" in host else f"http://{host}:{context.port}"
 
 
 def program_beside(python: str, name: str) -> str:

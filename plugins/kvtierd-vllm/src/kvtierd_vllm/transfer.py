@@ -13,9 +13,9 @@ from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from kvtierd.plan.engine import EngineContext
+from kvtierd.plan.engine import EngineContext, Remarks
 from kvtierd.plan.inventory import Record
-from kvtierd_vllm.arguments import Findings, compact_json
+from kvtierd_vllm.arguments import compact_json
 from kvtierd_vllm.forms import Form, note_recompute
 
 OPTIONS_KEY: Final = "kv-transfer"
@@ -86,7 +86,7 @@ class TransferOptions(BaseModel):
         )
 
 
-def read_options(table: object, findings: Findings) -> TransferOptions:
+def read_options(table: object, findings: Remarks) -> TransferOptions:
     """The operator's table, checked; what is wrong with it is refused by name."""
     try:
         return TransferOptions.model_validate({} if table is None else table)
@@ -104,7 +104,7 @@ def read_options(table: object, findings: Findings) -> TransferOptions:
 
 
 def ascend_transfer(
-    context: EngineContext, form: Form, options: TransferOptions, findings: Findings
+    context: EngineContext, form: Form, options: TransferOptions, findings: Remarks
 ) -> KvTransferConfig:
     """The whole value for vllm-ascend: the store alone, or under a MultiConnector for prefill and decode."""
     role = _ROLES[context.role]
@@ -157,9 +157,7 @@ def kv_port(context: EngineContext, options: TransferOptions) -> int:
     return options.kv_port or DEFAULT_KV_PORT + _KV_PORTS_PER_ENGINE * context.index
 
 
-def _policy(
-    context: EngineContext, form: Form, options: TransferOptions, findings: Findings
-) -> Policy | None:
+def _policy(context: EngineContext, form: Form, options: TransferOptions, findings: Remarks) -> Policy | None:
     wanted = options.kv_load_failure_policy
     if not form.failure_policy:
         if wanted is not None:
