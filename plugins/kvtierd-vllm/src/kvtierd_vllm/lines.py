@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from collections.abc import Mapping
 from typing import Final
 
 MAX_LINE_CHARACTERS: Final = 64 * 1024
@@ -21,7 +22,7 @@ _ANSI: Final = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
 _COUNT: Final = r"(\d{1,3}(?:,\d{3})+|\d+)"
 _DECIMAL: Final = r"(-?\d+(?:\.\d+)?)"
 _UNIT: Final = r"([KMGT]i?B)(?![A-Za-z])"
-_UNIT_BYTES: Final = {
+_UNIT_BYTES: Final[Mapping[str, int]] = {
     f"{prefix}{infix}B": base**power
     for power, prefix in enumerate("KMGT", start=1)
     for infix, base in (("i", 1024), ("", 1000))
@@ -219,7 +220,7 @@ def _share(value: str) -> float | None:
 
 
 def _count(digits: str) -> int:
-    return int(str(digits).replace(",", ""))
+    return int(digits.replace(",", ""))
 
 
 def _bytes(number: str, unit: str) -> int:
