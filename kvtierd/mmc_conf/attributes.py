@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from kvtierd.mmc_conf.keys import TLS_FILES
 from kvtierd.mmc_conf.keyspec import V1_1, V1_3, FileKind, KeySpec, ValueType
 from kvtierd.mmc_conf.lookup import find_key
 from kvtierd.mmc_conf.versions import MmcVersion
@@ -31,16 +32,7 @@ class Attribute:
         return self.since <= version and (self.spec is None or self.spec.known_in(version))
 
 
-_TLS = (
-    "enable",
-    "ca.path",
-    "ca.crl.path",
-    "cert.path",
-    "key.path",
-    "key.pass.path",
-    "package.path",
-    "decrypter.path",
-)
+_TLS = ("enable", *TLS_FILES)
 _BLOCK_TLS = {f"tls_{name.replace('.', '_')}": f"ock.mmc.tls.{name}" for name in _TLS}
 _STORE_TLS = {
     f"config_store_tls_{name.replace('.', '_')}": f"ock.mmc.config_store.tls.{name}" for name in _TLS
@@ -125,7 +117,6 @@ _SGLANG_STORAGE: Mapping[str, tuple[JsonType, ...]] = {
     "prefetch_timeout_per_ki_token": ("number",),
     "hicache_storage_pass_prefix_keys": ("boolean",),
 }
-SGLANG_STORAGE_KEYS = frozenset(_SGLANG_STORAGE)
 """Keys of ``--hicache-storage-backend-extra-config`` that are SGLang's own, not LocalConfig's."""
 
 

@@ -103,6 +103,16 @@ def _tls(
     )
 
 
+# Below each of the prefixes, beside "enable".
+TLS_FILES = (
+    "ca.path",
+    "ca.crl.path",
+    "cert.path",
+    "key.path",
+    "key.pass.path",
+    "package.path",
+    "decrypter.path",
+)
 TLS_PREFIXES = (
     "ock.mmc.tls",
     "ock.mmc.config_store.tls",

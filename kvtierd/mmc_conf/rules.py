@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from kvtierd.mmc_conf.keys import TLS_PREFIXES
+from kvtierd.mmc_conf.keys import TLS_FILES, TLS_PREFIXES
 from kvtierd.mmc_conf.keyspec import V1_1, FileKind, ValueType
 from kvtierd.mmc_conf.lookup import find_key, keys_of
 from kvtierd.mmc_conf.parse import Entry
@@ -219,17 +219,6 @@ def _check_exposure(view: ConfView, *, allow_exposed: bool) -> None:
             )
 
 
-_TLS_FILES = (
-    "ca.path",
-    "ca.crl.path",
-    "cert.path",
-    "key.path",
-    "key.pass.path",
-    "package.path",
-    "decrypter.path",
-)
-
-
 def _check_tls(view: ConfView) -> None:
     """A block that is off is not looked at, by MemCache neither."""
     for prefix in TLS_PREFIXES:
@@ -247,7 +236,7 @@ def _check_tls(view: ConfView) -> None:
                 f"TLS is on but {', '.join(missing)} is not set; MemCache refuses to start",
                 f"set {', '.join(missing)}, or turn TLS off",
             )
-        for name in _TLS_FILES:
+        for name in TLS_FILES:
             _check_tls_file(view, f"{prefix}.{name}")
 
 
@@ -338,10 +327,9 @@ def _check_alignment(view: ConfView, name: str, protocol: str, step_bytes: int, 
     rounded = format_mmc_size(align_up(size, step_bytes))
     below = format_mmc_size(size - size % step_bytes)
     step = format_mmc_size(step_bytes)
-    if a3 and size % alignment_bytes(protocol):
-        what = f"MemCache takes {rounded} in its place"
-    else:
-        what = "on A3 the pool does not start with it" if a3 else f"MemCache takes {rounded} in its place"
+    what = f"MemCache takes {rounded} in its place"
+    if a3 and size % alignment_bytes(protocol) == 0:
+        what = "on A3 the pool does not start with it"
     reason = "on A3" if a3 else f"for {protocol}"
     view.report(
         name,

@@ -305,9 +305,9 @@ class _ValueCheck:
             )
         if "/../" in f"{path}/":
             self.report("path-form", f"{self.shown} contains '..'", "write the resolved path", "warning")
-        self._check_symlink(must_exist=False)
+        self._check_symlink()
 
-    def _check_symlink(self, *, must_exist: bool) -> None:
+    def _check_symlink(self) -> None:
         if self.path_info is None:
             return
         info = self.path_info(self.value)
@@ -316,10 +316,6 @@ class _ValueCheck:
                 "symlink",
                 f"{self.shown} is a symbolic link to {printable(info.symlink_target)}; MemCache refuses it",
                 "write the path that the link leads to, or copy the file",
-            )
-        elif must_exist and not info.exists:
-            self.report(
-                "missing-file", f"{self.shown} does not exist", "write the path of a file that exists"
             )
 
     def _check_text(self) -> None:

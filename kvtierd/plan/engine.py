@@ -5,7 +5,8 @@ The plugin API proper is ``kvtierd.hookspecs``; the value types live here becaus
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol
+from collections.abc import Mapping
+from typing import Any, Final, Literal, Protocol
 
 from pydantic import Field
 
@@ -26,6 +27,7 @@ from kvtierd.plan.samples import Sample, only_samples, read_samples
 
 __all__ = [
     "API_VERSION",
+    "ENGINE_BASE_ENV",
     "EngineContext",
     "EngineDriver",
     "EngineLaunch",
@@ -40,6 +42,13 @@ __all__ = [
 ]
 
 API_VERSION = 1
+
+ENGINE_BASE_ENV: Final[Mapping[str, str]] = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "PYTHONUNBUFFERED": "1",
+}
+"""What an engine in Python needs at the least; a launch's ``env`` inherits nothing."""
 
 
 class EngineContext(Record):

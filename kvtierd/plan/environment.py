@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from kvtierd.plan.hardware import series_env
@@ -10,6 +11,7 @@ from kvtierd.plan.model import Series
 from kvtierd.plan.toolchain import Toolchain
 from kvtierd.settings import MetaSettings
 
+MAX_HASH_SEED = 2**32 - 1
 _PATH_VARIABLES = frozenset({"LD_LIBRARY_PATH", "PATH", "PYTHONPATH"})
 
 
@@ -24,6 +26,11 @@ def merge_env(*parts: Mapping[str, str]) -> dict[str, str]:
             else:
                 merged[name] = value
     return merged
+
+
+def is_hash_seed(text: str) -> bool:
+    """Whether Python takes this as a fixed PYTHONHASHSEED (not ``random``)."""
+    return re.fullmatch(r"[0-9]{1,10}", text) is not None and int(text) <= MAX_HASH_SEED
 
 
 def find_install(meta: MetaSettings, inventory: Inventory) -> MemcacheInstall | None:

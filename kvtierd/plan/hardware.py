@@ -2,7 +2,7 @@
 
 Source: vllm-ascend's KV pool guide (August 2026) and MemCache's configuration guide. A2 moves KV over
 device_rdma and needs hugepages for pooled DRAM; A3 over HCCS uses device_sdma with fabric memory and needs
-none; 950 (A5) uses device_urma. Alignment is 1 GB for device_* transports and for everything on A3, 2 MB else.
+none; 950 (A5) uses device_urma.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import dataclasses
 from typing import Literal
 
 from kvtierd.plan.model import Series
-from kvtierd.quantities import GIB, MIB
 
-MAX_DRAM_PER_RANK_BYTES = 1024 * GIB  # MemCache's largest dram.size
 Placement = Literal["standalone", "engine"]
 
 
@@ -42,9 +40,9 @@ def facts_of(series: Series) -> SeriesFacts:
     return _FACTS[series]
 
 
-def alignment_bytes(series: Series, protocol: str) -> int:
-    """Step that a rank's dram.size must be a multiple of."""
-    return GIB if protocol.startswith("device_") or series == "A3" else 2 * MIB
+def uses_hcom(protocol: str) -> bool:
+    """Whether ranks listen at ``hcom_url``: host_rdma and host_urma do, one port a rank."""
+    return protocol.startswith("host_") and protocol != "host_shm"
 
 
 def needs_hugepages(series: Series, protocol: str) -> bool:

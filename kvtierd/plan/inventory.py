@@ -130,3 +130,7 @@ class Inventory(Record):
     memcache: tuple[MemcacheInstall, ...] = ()
     shm_total_bytes: int | None = None
     problems: tuple[str, ...] = ()  # what could not be found out, and why
+
+    def install_in(self, python: str) -> MemcacheInstall | None:
+        """What was found in this interpreter."""
+        return next((i for i in self.memcache if i.python == python), None)

@@ -16,6 +16,7 @@ from kvtierd.mmc_conf.versions import resolve_version
 from kvtierd.plan.engine import EngineContext, EngineDriver
 from kvtierd.plan.engines import PlannedEngine, ask_driver, engine_unit, find_driver
 from kvtierd.plan.environment import find_install, memcache_env, merge_env
+from kvtierd.plan.hardware import uses_hcom
 from kvtierd.plan.inventory import Inventory, MemcacheInstall
 from kvtierd.plan.model import FileSpec, MetaAddress, NodePlan, PoolPlan, Series, UnitSpec
 from kvtierd.plan.pool import check_memory, plan_hugepages, plan_pool
@@ -268,8 +269,7 @@ class _Planner:
         return self.ports.claim_default(beside + 1, META_ID, purpose, setting=setting, avoid=written)
 
     def _hcom_ports(self, pool: PoolPlan) -> range:
-        """Only the host_rdma and host_urma transports listen at hcom_url: one port a rank."""
-        if not pool.protocol.startswith("host_") or pool.protocol == "host_shm":
+        if not uses_hcom(pool.protocol):
             return range(0)
         first = self.settings.meta.hcom_port
         return range(first, first + pool.providers + pool.clients)
@@ -413,8 +413,7 @@ class _Planner:
         if engine.runner == "docker":
             return None
         python = engine.python or self.python
-        install = next((i for i in self.inventory.memcache if i.python == python), None)
-        return _version_in(install, driver.package)
+        return _version_in(self.inventory.install_in(python), driver.package)
 
     def _nic_of_this_node(self) -> str | None:
         """The interface that carries this node's address among the peers."""

@@ -6,7 +6,8 @@ aligned downward, since upward would take memory nobody granted; the plan says w
 
 from __future__ import annotations
 
-from kvtierd.plan.hardware import MAX_DRAM_PER_RANK_BYTES, alignment_bytes, facts_of, needs_hugepages
+from kvtierd.mmc_conf.sizes import MAX_SIZE_BYTES, alignment_bytes
+from kvtierd.plan.hardware import facts_of, needs_hugepages
 from kvtierd.plan.inventory import Inventory
 from kvtierd.plan.model import HugepagePlan, PoolPlan, Series
 from kvtierd.plan.remarks import Remarks
@@ -37,7 +38,7 @@ def plan_pool(
             f'write protocol = "auto" or one of: {", ".join(facts.protocols)}',
         )
     placement = facts.placement if pool.placement == "auto" else pool.placement
-    step = alignment_bytes(series, protocol)
+    step = alignment_bytes(protocol, a3=series == "A3")
     providers = pool.holders if placement == "standalone" else engine_ranks
     if providers == 0:
         remarks.refuse(
@@ -54,11 +55,11 @@ def plan_pool(
             f" of {format_size(step)} each",
             f'give at least dram = "{format_size(step * providers).replace(" ", "")}"',
         )
-    if dram > MAX_DRAM_PER_RANK_BYTES:
+    if dram > MAX_SIZE_BYTES:
         remarks.refuse(
             "pool.rank-too-big",
-            f"{format_size(dram)} for one rank is more than MemCache takes ({format_size(MAX_DRAM_PER_RANK_BYTES)})",
-            f"raise [pool] holders to {-(-pool.dram // MAX_DRAM_PER_RANK_BYTES)}",
+            f"{format_size(dram)} for one rank is more than MemCache takes ({format_size(MAX_SIZE_BYTES)})",
+            f"raise [pool] holders to {-(-pool.dram // MAX_SIZE_BYTES)}",
         )
     capacity = dram * providers
     if dram and capacity != pool.dram:

@@ -15,6 +15,7 @@ from typing import Final
 from kvtierd.hookspecs import hookimpl
 from kvtierd.plan.engine import (
     API_VERSION,
+    ENGINE_BASE_ENV,
     EngineContext,
     EngineDriver,
     EngineLaunch,
@@ -32,7 +33,6 @@ from kvtierd_refengine.options import FATAL_PREFIX, arguments_from
 _READY_DEADLINE_SECONDS: Final = 60.0
 # Drain (10 s by default), the MemCache client's goodbye (5 s at most), and some air.
 _STOP_TIMEOUT_SECONDS: Final = 20.0
-_BASE_ENV: Final = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
 _LIBRARY_PATH: Final = "LD_LIBRARY_PATH"
 
 
@@ -52,7 +52,7 @@ class RefengineDriver:
             args["l3"] = "on"
         argv, problems = arguments_from(args)
         uses_l3 = "--l3" in argv and argv[argv.index("--l3") + 1] == "on"
-        env = dict(_BASE_ENV)
+        env = dict(ENGINE_BASE_ENV)
         if uses_l3:
             env |= context.memcache_env | {"MMC_LOCAL_CONFIG_PATH": context.local_conf_path}
         env |= context.env

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Final
 
 from kvtierd.plan.engine import (
     API_VERSION,
+    ENGINE_BASE_ENV,
     EngineContext,
     EngineLaunch,
     EngineObservation,
@@ -17,6 +17,7 @@ from kvtierd.plan.engine import (
     Tier,
     TierTokens,
 )
+from kvtierd.plan.environment import is_hash_seed
 from kvtierd.plan.model import (
     FileSpec,
     HttpProbe,
@@ -35,13 +36,10 @@ _BOOTSTRAP_PORT: Final = 8998
 _RENDEZVOUS_PORT: Final = 20000
 _HEALTH_SECONDS: Final = 5.0  # /health always takes 1 s: it generates a token and looks once a second
 _ARGUMENTS_EXIT: Final = 2
-_BASE_ENV: Final = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
 _LIBRARY_PATH: Final = "LD_LIBRARY_PATH"
 _HASH_SEED: Final = "PYTHONHASHSEED"
 _BEYOND_US: Final = "SGLANG_HICACHE_MEMCACHE_CONFIG_PATH"
-_SEED: Final = re.compile(r"\d{1,10}", re.ASCII)
 _TALKING: Final = frozenset({"info", "debug"})
-_LARGEST_SEED: Final = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -312,7 +310,7 @@ class SglangDriver:
     # -- the environment
 
     def _env(self, context: EngineContext, tiers: Tiers, remarks: Remarks) -> dict[str, str]:
-        env = {**_BASE_ENV, **context.memcache_env, _HASH_SEED: "0"}
+        env = {**ENGINE_BASE_ENV, **context.memcache_env, _HASH_SEED: "0"}
         if context.devices:
             env["ASCEND_RT_VISIBLE_DEVICES"] = ",".join(str(d) for d in context.devices)
         env |= context.env
@@ -321,7 +319,7 @@ class SglangDriver:
             # The operator's own libraries must not hide MemCache's.
             env[_LIBRARY_PATH] = f"{library_path}:{context.env[_LIBRARY_PATH]}"
         seed = env[_HASH_SEED]
-        if not _SEED.fullmatch(seed) or int(seed) > _LARGEST_SEED:
+        if not is_hash_seed(seed):
             remarks.refuse(
                 "engine.hash-seed",
                 f"PYTHONHASHSEED = {seed!r}: engines that hash differently never find each other's KV",

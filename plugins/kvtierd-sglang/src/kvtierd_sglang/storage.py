@@ -16,6 +16,7 @@ from kvtierd.mmc_conf.sglang import (
 )
 from kvtierd.mmc_conf.versions import KNOWN_VERSIONS, MmcVersion, resolve_version
 from kvtierd.plan.engine import EngineContext
+from kvtierd.plan.hardware import uses_hcom
 from kvtierd.plan.model import FileSpec, Note, Refusal
 
 BACKEND: Final = "npu_memcache"
@@ -36,9 +37,8 @@ class Rendered:
 
 def memcache_version(context: EngineContext) -> tuple[MmcVersion, tuple[Note, ...]]:
     """The MemCache release in the engine's interpreter; the newest known one, and a note, when that is unknown."""
-    installed = next(
-        (i.memcache_version for i in context.inventory.memcache if i.python == context.python), None
-    )
+    found = context.inventory.install_in(context.python)
+    installed = found.memcache_version if found else None
     newest = KNOWN_VERSIONS[-1]
     if installed is None:
         where = "in the image" if context.runner == "docker" else f"in {context.python}"
@@ -78,8 +78,8 @@ def storage_json(context: EngineContext, extra: Mapping[str, Any]) -> Rendered:
             )
         )
         fields = base.model_dump(exclude={"extra"})
-        if not pool.protocol.startswith("host_") or pool.protocol == "host_shm":
-            fields["hcom_url"] = None  # only host_rdma and host_urma listen there
+        if not uses_hcom(pool.protocol):
+            fields["hcom_url"] = None
         conf = SglangStorageConf(**(fields | {"prefetch_threshold": threshold, "extra": own}))
         return Rendered(render_sglang_storage(conf, version, a3=context.series == "A3"), notes)
     except ConfError as error:

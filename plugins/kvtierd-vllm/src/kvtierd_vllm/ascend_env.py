@@ -6,24 +6,21 @@ are those of CANN 8.3 and its ATB library. ATB's ``ATB_*`` switches are left out
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Final
 
-from kvtierd.plan.engine import EngineContext, Remarks
-from kvtierd.plan.environment import merge_env
+from kvtierd.plan.engine import ENGINE_BASE_ENV, EngineContext, Remarks
+from kvtierd.plan.environment import MAX_HASH_SEED, is_hash_seed, merge_env
 
 IMAGE_CANN_HOME: Final = "/usr/local/Ascend/ascend-toolkit/latest"  # in vllm-ascend's container images
 DEFAULT_HASH_SEED: Final = "0"
-_MAX_HASH_SEED: Final = 2**32 - 1
 _PATHS: Final = frozenset({"LD_LIBRARY_PATH", "PATH", "PYTHONPATH"})
 _OWNED: Final[Mapping[str, str]] = {
     "MMC_LOCAL_CONFIG_PATH": "kvtierd writes that file; further keys of it go to [meta] local_conf",
     "ASCEND_RT_VISIBLE_DEVICES": "write devices = [...] in [[engine]]",
     "ASCEND_VISIBLE_DEVICES": "write devices = [...] in [[engine]]",
 }
-_BASE: Final = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "PYTHONUNBUFFERED": "1"}
 
 
 def cann_env(cann_home: str, machine: str) -> dict[str, str]:
@@ -62,7 +59,7 @@ def complete_env(context: EngineContext, *layers: Mapping[str, str]) -> dict[str
     paths = {name: value for name, value in context.env.items() if name in _PATHS}
     others = {name: value for name, value in context.env.items() if name not in _PATHS}
     programs = {"PATH": str(PurePosixPath(context.python).parent)}
-    return merge_env(_BASE, paths, *layers, programs, others)
+    return merge_env(ENGINE_BASE_ENV, paths, *layers, programs, others)
 
 
 def check_env(context: EngineContext, findings: Remarks) -> None:
@@ -71,11 +68,11 @@ def check_env(context: EngineContext, findings: Remarks) -> None:
         if name in context.env:
             findings.refuse("engine.owned-environment", f"kvtierd sets {name} itself", hint)
     seed = context.env.get("PYTHONHASHSEED", DEFAULT_HASH_SEED)
-    if not re.fullmatch(r"[0-9]{1,10}", seed) or int(seed) > _MAX_HASH_SEED:
+    if not is_hash_seed(seed):
         findings.refuse(
             "engine.hash-seed",
             f"PYTHONHASHSEED is {seed!r}: block keys depend on it, and no two processes would find each other's blocks",
-            f"leave it out (kvtierd sets {DEFAULT_HASH_SEED}), or one number up to {_MAX_HASH_SEED} for all engines",
+            f"leave it out (kvtierd sets {DEFAULT_HASH_SEED}), or one number up to {MAX_HASH_SEED} for all engines",
         )
 
 

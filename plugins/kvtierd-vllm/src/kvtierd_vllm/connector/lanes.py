@@ -51,8 +51,9 @@ class Lane:
 
     def close_object(self, index: int, key: str) -> None:
         """Puts the seals around a block."""
+        mark = seal(key)
         for place in self._seals(index):
-            self._memory[place] = seal(key)
+            self._memory[place] = mark
 
     def is_object_of(self, index: int, key: str) -> bool:
         """Whether both seals are this key's."""
