@@ -9,7 +9,7 @@ from pathlib import Path
 
 import platformdirs
 
-from kvtierd.emulator.build import driver_directory_name, ensure_driver
+from kvtierd.emulator.build import ensure_driver, locate_driver
 from kvtierd.errors import KvtierError
 from kvtierd.plan.inventory import Inventory
 from kvtierd.plan.model import NodePlan
@@ -19,7 +19,6 @@ from kvtierd.plugins import PluginSet
 from kvtierd.settings import Settings
 
 DEFAULT_SETTINGS = Path("/etc/kvtierd/kvtierd.toml")
-DEFAULT_RUNTIME = Path("/run/kvtierd")
 SOCKET_NAME = "kvtierd.sock"
 MAX_INVENTORY_BYTES = 4 * 1024 * 1024
 
@@ -39,13 +38,11 @@ def make_toolchain(settings: Settings) -> Toolchain:
     scripts = resources.files("kvtierd.memcache")
     emulation = None
     if settings.node.series == "emulated":
-        source = resources.files("kvtierd.emulator").joinpath("ascend_driver.c").read_bytes()
-        home = cache_directory().absolute() / driver_directory_name(source)
         root = emulation_root(settings)
         emulation = Emulation(
             root=str(root),
             prefix=(sys.executable, "-m", "kvtierd.emulator.launch", "--root", str(root), "--"),
-            env={"ASCEND_HOME_PATH": str(home), "LD_LIBRARY_PATH": str(home / "lib64")},
+            env=locate_driver(cache_directory()).env(),
         )
     return Toolchain(
         python=sys.executable,

@@ -70,7 +70,7 @@ class Node:
 
     def view(self, unit_id: str) -> UnitView | None:
         """One unit as last seen."""
-        return next((v for v in self.supervisor.views() if v.id == unit_id), None)
+        return self.supervisor.view(unit_id)
 
     def resolve(self, name: str) -> str:
         """The id of the unit an operator means. Raises ``UsageError``."""

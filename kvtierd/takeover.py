@@ -10,20 +10,20 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 
-from kvtierd.assembly import inventory_of_this_host, plan_for, prepare_emulation, purge_script
+from kvtierd.assembly import prepare_emulation, purge_script
 from kvtierd.control.v1 import control_pb2 as pb
 from kvtierd.endpoint.control import EndpointControl
 from kvtierd.errors import KvtierError, PlanError
+from kvtierd.host_plan import plan_this_host
 from kvtierd.memcache.health import ExpectedPool
 from kvtierd.node import Node
 from kvtierd.plan.model import NodePlan, UnitSpec
 from kvtierd.plan.units import ENDPOINT_ID, META_ID, engine_id
 from kvtierd.plugins import load_plugins
-from kvtierd.provision import make_directories, owned_pages, reserve_hugepages, save_plan, sync_files
+from kvtierd.provision import make_directories, reserve_hugepages, save_plan, sync_files
 from kvtierd.settings import Settings, load_settings
 from kvtierd.tier.keeper import TierKeeper
 from kvtierd.tier.machine import TierMachine
-from kvtierd.units.owned import owned_pids
 
 STOP_ORDER = ("engine", "pool", "meta", "endpoint")
 Act = Callable[[str, str, str], Awaitable[None]]
@@ -100,16 +100,7 @@ class Takeover:
                 "[paths] cannot change while kvtierd runs", hint="kvtierctl stop --all, then restart kvtierd"
             )
         node.plugins = await asyncio.to_thread(load_plugins)  # one may have been installed meanwhile
-        inventory = await inventory_of_this_host(settings, node.plugins)
-        plan = await asyncio.to_thread(
-            plan_for,
-            settings,
-            inventory,
-            node.plugins,
-            owned_pids=owned_pids(node.runtime / "units"),
-            owned_pages=await owned_pages(settings, inventory.default_hugepage_size_bytes),
-        )
-        return settings, plan
+        return settings, await plan_this_host(settings, node.plugins)
 
     async def _take_over(
         self, settings: Settings, plan: NodePlan, *, restart_changed: bool

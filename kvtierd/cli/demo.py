@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from kvtierd.cli.common import JsonOption, print_json
+from kvtierd.cli.common import JsonOption, message_dict, print_json
 from kvtierd.errors import KvtierError, UsageError
 from kvtierd.quantities import format_duration
 
@@ -235,31 +235,17 @@ def _rows(passes: list[Pass]) -> list[dict[str, Any]]:
 
 
 def _print_json(passes: list[Pass], reply: Any, *, same: bool, seconds: float) -> None:
-    from kvtierd.cli.common import message_dict
-
     print_json(
         {"passes": _rows(passes), "same_output": same, "seconds": seconds, "status": message_dict(reply)}
     )
 
 
 def _print(passes: list[Pass], reply: Any, engine: str, *, same: bool, seconds: float) -> None:
-    from rich import box
-    from rich.table import Table
-
-    from kvtierd.cli.status import _console, render
+    from kvtierd.cli.status import _console, _table, render
 
     console = _console()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for column in (
-        "PASS",
-        "TTFT (MEDIAN)",
-        "x FASTER",
-        "FROM L1",
-        "FROM POOL (L3)",
-        "COMPUTED",
-        "PROMPT TOKENS",
-    ):
-        table.add_column(column, justify="left" if column == "PASS" else "right")
+    columns = ("TTFT (MEDIAN)", "x FASTER", "FROM L1", "FROM POOL (L3)", "COMPUTED", "PROMPT TOKENS")
+    table = _table("PASS", *columns, right=columns)
     cold = passes[0].ttft_seconds
     for row in _rows(passes):
         total = row["prompt_tokens"] or 1

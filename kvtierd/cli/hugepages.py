@@ -79,21 +79,12 @@ def _show(settings: Any) -> tuple[dict[str, Any], str]:
 def _reserve(settings: Any) -> tuple[dict[str, Any], str]:
     import asyncio
 
-    from kvtierd.assembly import inventory_of_this_host, plan_for
     from kvtierd.errors import PlanError
+    from kvtierd.host_plan import plan_this_host
     from kvtierd.plugins import load_plugins
-    from kvtierd.provision import hugepage_keeper, owned_pages
-    from kvtierd.units.owned import owned_pids
+    from kvtierd.provision import hugepage_keeper
 
-    plugins = load_plugins()
-
-    async def look() -> Any:
-        inventory = await inventory_of_this_host(settings, plugins)
-        return inventory, await owned_pages(settings, inventory.default_hugepage_size_bytes)
-
-    inventory, owned = asyncio.run(look())
-    pids = owned_pids(Path(settings.paths.runtime) / "units")
-    plan = plan_for(settings, inventory, plugins, owned_pids=pids, owned_pages=owned)
+    plan = asyncio.run(plan_this_host(settings, load_plugins()))
     stopping = [r for r in plan.refusals if r.code.startswith(("hugepages", "memory", "pool", "plan"))]
     if stopping:
         raise PlanError(stopping[0].message, hint=stopping[0].hint, code="plan.refused")

@@ -12,7 +12,6 @@ from kvtierd.cli.common import JsonOption, SettingsOption, load, print_json
 from kvtierd.quantities import format_size
 
 if TYPE_CHECKING:
-    from kvtierd.plan.inventory import Inventory
     from kvtierd.plan.model import NodePlan
 
 InventoryOption = Annotated[
@@ -53,17 +52,9 @@ def _make(settings: Path | None, inventory: Path | None, node: str | None) -> No
         return plan_for(loaded, read_inventory(inventory), plugins, node=node)
     import asyncio
 
-    from kvtierd.assembly import inventory_of_this_host
-    from kvtierd.provision import owned_pages
-    from kvtierd.units.owned import owned_pids
+    from kvtierd.host_plan import plan_this_host
 
-    async def look() -> tuple[Inventory, int]:
-        found = await inventory_of_this_host(loaded, plugins)
-        return found, await owned_pages(loaded, found.default_hugepage_size_bytes)
-
-    found, pages = asyncio.run(look())
-    pids = owned_pids(Path(loaded.paths.runtime) / "units")
-    return plan_for(loaded, found, plugins, node=node, owned_pids=pids, owned_pages=pages)
+    return asyncio.run(plan_this_host(loaded, plugins, node=node))
 
 
 def print_plan(made: NodePlan) -> None:

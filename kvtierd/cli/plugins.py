@@ -59,15 +59,10 @@ def _details(driver: EngineDriver) -> dict[str, Any]:
 
 
 def _shape(driver: EngineDriver) -> list[str]:
-    """What is wrong with the driver's own attributes. ``packaging`` comes with pytest; without it that check is left out."""
-    import importlib.util
-
+    """What is wrong with the driver's own attributes."""
     from kvtierd.testing.checks import Subject, shape_problems
 
-    checked = shape_problems(Subject(driver))
-    if importlib.util.find_spec("packaging") is None:
-        checked = [problem for problem in checked if problem.check != "versions"]
-    return [problem.message for problem in checked]
+    return [problem.message for problem in shape_problems(Subject(driver))]
 
 
 def _show(rows: list[dict[str, Any]]) -> None:

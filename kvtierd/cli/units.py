@@ -23,13 +23,10 @@ WaitOption = Annotated[
         "--wait", metavar="SECONDS", min=0, max=600, help="Wait until it has settled; 0: do not wait."
     ),
 ]
-OptionalUnit = Annotated[
-    str, typer.Argument(help="Unit: an engine's name, meta, endpoint, pool-0, or a full id.")
-]
 
 
 def start(
-    unit: OptionalUnit = "",
+    unit: UnitArgument = "",
     settings: SettingsOption = None,
     socket: SocketOption = None,
     all_units: Annotated[bool, typer.Option("--all", help="Start every unit of this node.")] = False,
@@ -69,7 +66,7 @@ def restart(
 
 
 def stop(
-    unit: OptionalUnit = "",
+    unit: UnitArgument = "",
     settings: SettingsOption = None,
     socket: SocketOption = None,
     all_units: Annotated[

@@ -47,16 +47,6 @@ class EmulatedDriver:
     home: Path
 
     @property
-    def ascend_home(self) -> Path:
-        """The value of ASCEND_HOME_PATH."""
-        return self.home
-
-    @property
-    def driver_home(self) -> Path:
-        """The value of Driver_Install_Path_Param: the directory that holds driver/version.info."""
-        return self.home
-
-    @property
     def library_dir(self) -> Path:
         """Where the libraries are; belongs into LD_LIBRARY_PATH."""
         return self.home / "lib64"
@@ -72,6 +62,15 @@ class EmulatedDriver:
         return {"ASCEND_HOME_PATH": str(self.home), "LD_LIBRARY_PATH": search}
 
 
+def locate_driver(cache_dir: Path) -> EmulatedDriver:
+    """Where the driver for this machine is, or will be: its directory is known before it is built."""
+    return EmulatedDriver(cache_dir.absolute() / driver_directory_name(_source()))
+
+
+def _source() -> bytes:
+    return resources.files(__package__).joinpath(_SOURCE_NAME).read_bytes()
+
+
 def ensure_driver(cache_dir: Path) -> EmulatedDriver:
     """The emulated driver for this machine, built now if ``cache_dir`` does not hold it yet.
 
@@ -79,10 +78,10 @@ def ensure_driver(cache_dir: Path) -> EmulatedDriver:
         EmulatorError: No compiler (``emulator.no-compiler``), it failed (``emulator.compile``), or the
             cache directory cannot be written (``emulator.cache``).
     """
-    source = resources.files(__package__).joinpath(_SOURCE_NAME).read_bytes()
-    home = cache_dir.absolute() / driver_directory_name(source)
+    driver = locate_driver(cache_dir)
+    home = driver.home
     if home.is_dir():
-        return EmulatedDriver(home)
+        return driver
     compiler = _find_compiler()
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
@@ -90,7 +89,7 @@ def ensure_driver(cache_dir: Path) -> EmulatedDriver:
     except OSError as error:
         raise _cache_error(cache_dir, error) from error
     try:
-        _build_into(building, source, compiler)
+        _build_into(building, _source(), compiler)
         _publish(building, home)
     except OSError as error:
         raise _cache_error(cache_dir, error) from error

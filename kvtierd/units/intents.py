@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
+
+from kvtierd.errors import StateError
+from kvtierd.files import write_atomic
 
 FILE_NAME = "stopped-by-operator.json"
 
@@ -51,14 +53,9 @@ class StopIntents:
     def _save(self) -> None:
         if self._path is None:
             return
-        temporary = self._path.with_name(f"{FILE_NAME}.new")
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with temporary.open("w", encoding="utf-8") as file:
-                json.dump({"stopped": sorted(self._stopped)}, file)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self._path)
+            write_atomic(self._path, json.dumps({"stopped": sorted(self._stopped)}).encode())
             self.problem = ""
-        except OSError as error:
-            self.problem = f"{self._path} cannot be written; a restarted daemon will not know of it: {error}"
+        except StateError as error:
+            why = error.why or error.message
+            self.problem = f"{self._path} cannot be written; a restarted daemon will not know of it: {why}"

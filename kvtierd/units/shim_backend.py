@@ -188,7 +188,7 @@ class ShimBackend:
 
     async def tail(self, unit_id: str, lines: int = 20) -> builtins.list[str]:
         """The last lines of the current or last run; from the shim's memory while its disk is full."""
-        record = shim_record.read_record(str(self._directory(unit_id)))
+        record = self._live.get(unit_id) or shim_record.read_record(str(self._directory(unit_id)))
         if record is None:
             return []
         if unit_id in self._live:

@@ -132,6 +132,11 @@ class Supervisor:
         """All units, in the plan's order; units that are being removed come last."""
         return tuple(self._view(managed) for managed in self._units.values())
 
+    def view(self, unit_id: str) -> UnitView | None:
+        """One unit; ``None`` when there is none of this id."""
+        managed = self._units.get(unit_id)
+        return None if managed is None else self._view(managed)
+
     def request_restart(self, unit_id: str, reason: str) -> None:
         """Stops and starts the unit in the next pass; a stopped or failed one is just started."""
         managed = self._get(unit_id)

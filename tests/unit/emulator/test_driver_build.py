@@ -26,7 +26,7 @@ def shared_driver(tmp_path_factory: pytest.TempPathFactory) -> EmulatedDriver:
 def test_it_looks_like_an_ascend_installation(shared_driver: EmulatedDriver) -> None:
     assert sorted(p.name for p in shared_driver.library_dir.iterdir()) == sorted(LIBRARY_NAMES)
     assert len({p.stat().st_ino for p in shared_driver.library_dir.iterdir()}) == 1
-    assert (shared_driver.driver_home / "driver/version.info").read_text().startswith("Innerversion=V")
+    assert (shared_driver.home / "driver/version.info").read_text().startswith("Innerversion=V")
     for path in (shared_driver.home, shared_driver.library_dir, shared_driver.home / "driver"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o755  # other users run units
 

@@ -1,0 +1,29 @@
+"""The plan of this very host: what is found on it, less what is kvtierd's own from an earlier start."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from kvtierd.assembly import inventory_of_this_host, plan_for
+from kvtierd.plan.model import NodePlan
+from kvtierd.plugins import PluginSet
+from kvtierd.provision import owned_pages
+from kvtierd.settings import Settings
+from kvtierd.units.owned import owned_pids
+
+
+async def plan_this_host(settings: Settings, plugins: PluginSet, *, node: str | None = None) -> NodePlan:
+    """Looks at this host and plans for it. Changes nothing."""
+    inventory = await inventory_of_this_host(settings, plugins)
+    pages = await owned_pages(settings, inventory.default_hugepage_size_bytes)
+    return await asyncio.to_thread(
+        lambda: plan_for(
+            settings,
+            inventory,
+            plugins,
+            node=node,
+            owned_pids=owned_pids(Path(settings.paths.runtime) / "units"),
+            owned_pages=pages,
+        )
+    )
