@@ -165,7 +165,7 @@ class Takeover:
         socket = node.runtime / "endpoint.sock"
         # Two connections, since commands of one wait for each other and a quiesce takes seconds.
         node.endpoint = EndpointControl(socket) if relay else None
-        machine = TierMachine(expected, purge_on_unclean=purge, has_endpoint=relay)
+        machine = TierMachine(expected, purge_on_unclean=purge)
         admin_conf = next(f.path for f in plan.files if f.path.endswith("mmc-local-admin.conf"))
         node.keeper = TierKeeper(
             plan,

@@ -344,7 +344,7 @@ class Link:
         elif frame.opcode in framing.READ_OPCODES:
             counters.reads += keys
         if self.state is LinkState.LEFT:
-            self.client.carry(framing.miss_answer(frame.opcode, frame.sequence, keys), now)
+            self.client.carry(_miss(frame, keys), now)
             return []
         if frame.opcode in framing.DATA_OPCODES:
             self.client.seen_data_request = True
@@ -354,20 +354,21 @@ class Link:
 
     def _data_request(self, frame: Frame, keys: int, now: float) -> list[Action]:
         if self.state is LinkState.HOLDING or (self._mode is Mode.QUIESCE and self._has_server):
-            self.held.append((frame, keys, now))
-            self._held_bytes += len(frame.raw)
-            return []
+            return self._hold(frame, keys, now)
         if self._mode is Mode.SERVE:
             return self._forward(frame, keys, now)
-        return [self._synthetic(framing.miss_answer(frame.opcode, frame.sequence, keys))]
+        return [self._synthetic(_miss(frame, keys))]
+
+    def _hold(self, frame: Frame, keys: int, now: float) -> list[Action]:
+        self.held.append((frame, keys, now))
+        self._held_bytes += len(frame.raw)
+        return []
 
     def _forward(self, frame: Frame, keys: int, now: float) -> list[Action]:
         if not self._has_server:
             if self.state is LinkState.HOLDING:
-                self.held.append((frame, keys, now))
-                self._held_bytes += len(frame.raw)
-                return []
-            return [self._synthetic(framing.miss_answer(frame.opcode, frame.sequence, keys))]
+                return self._hold(frame, keys, now)
+            return [self._synthetic(_miss(frame, keys))]
         if not self.in_flight:
             self._heard_at = now
         self.traffic_at = now
@@ -449,19 +450,14 @@ class Link:
 
     def _all_answers(self, make: Callable[[int, int, int], bytes]) -> list[bytes]:
         answers = [make(opcode, sequence, keys) for (sequence, opcode), keys in self.in_flight.items()]
-        answers += [
-            framing.miss_answer(frame.opcode, frame.sequence, keys) for frame, keys, _ in self._release_held()
-        ]
+        answers += [_miss(frame, keys) for frame, keys, _ in self._release_held()]
         self.in_flight.clear()
         return answers
 
     def _expire_held(self, now: float) -> list[Action]:
         if not self.held or now - self.held[0][2] < self._times.hold:
             return []
-        return [
-            self._synthetic(framing.miss_answer(frame.opcode, frame.sequence, keys))
-            for frame, keys, _ in self._release_held()
-        ]
+        return [self._synthetic(_miss(frame, keys)) for frame, keys, _ in self._release_held()]
 
     def _release_held(self) -> list[tuple[Frame, int, float]]:
         held, self.held, self._held_bytes = self.held, [], 0
@@ -478,3 +474,8 @@ class Link:
     def _enter(self, state: LinkState, now: float) -> None:
         self.state = state
         self._entered_at = now
+
+
+def _miss(frame: Frame, keys: int) -> bytes:
+    """The answer that makes the client compute instead."""
+    return framing.miss_answer(frame.opcode, frame.sequence, keys)

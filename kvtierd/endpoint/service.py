@@ -14,7 +14,7 @@ from kvtierd.endpoint.config import Address, EndpointConfig, Target
 from kvtierd.endpoint.control import ControlServer
 from kvtierd.endpoint.door import Doorman, Refused, Signal
 from kvtierd.endpoint.identity import is_alive, port_owner
-from kvtierd.endpoint.link import LinkState, Mode
+from kvtierd.endpoint.link import Link, LinkState, Mode
 from kvtierd.endpoint.relay import ClientConnection, MetaConnection, StoreConnection
 from kvtierd.endpoint.state import Admission, EndpointState
 from kvtierd.endpoint.statefile import load_state, save_state
@@ -203,14 +203,16 @@ class EndpointService:
             if client.links <= 0:
                 client.disconnected_at = time.monotonic()
 
-    def _links(self) -> list[MetaConnection]:
-        return [c for c in self._connections if isinstance(c, MetaConnection) and c.link is not None]
+    def _links(self) -> list[tuple[MetaConnection, Link]]:
+        return [
+            (c, c.link) for c in self._connections if isinstance(c, MetaConnection) and c.link is not None
+        ]
 
     def _backend_changed(self) -> None:
         """The watcher asked, and this is how it is now."""
         if self.state.backend.reachable:
-            for connection in self._links():
-                if connection.link is not None and connection.link.state is LinkState.ORPHAN:
+            for connection, link in self._links():
+                if link.state is LinkState.ORPHAN:
                     connection.cut()
             self._hurry.set()
         self._apply_mode()
@@ -222,9 +224,8 @@ class EndpointService:
         self._applied_mode = self.state.mode
         _log.warning("mode %s: %s", self.state.mode, self.state.mode_reason)
         now = time.monotonic()
-        for connection in self._links():
-            if connection.link is not None:
-                connection.run(connection.link.set_mode(self.state.mode, now))
+        for connection, link in self._links():
+            connection.run(link.set_mode(self.state.mode, now))
 
     # -- time ------------------------------------------------------------------------------------
 
@@ -241,10 +242,7 @@ class EndpointService:
         """Moves every link on; the time until the next tick."""
         now = time.monotonic()
         pause = IDLE_TICK_SECONDS
-        for connection in self._links():
-            link = connection.link
-            if link is None:
-                continue
+        for connection, link in self._links():
             if link.hurried or link.pending or not connection.reading:
                 connection.tick(now)
             if link.hurried:
@@ -335,7 +333,7 @@ class EndpointService:
             raise
         finally:
             self._quiescing = False
-        in_flight = sum(len(c.link.in_flight) for c in self._links() if c.link)
+        in_flight = sum(len(link.in_flight) for _, link in self._links())
         self._end_quiesce()
         raise EndpointError(
             f"not quiet within {timeout_seconds:g} s: {in_flight} requests in flight",
@@ -350,10 +348,7 @@ class EndpointService:
 
     def _quiet_for(self, now: float, started: float) -> float:
         last = started
-        for connection in self._links():
-            link = connection.link
-            if link is None:
-                continue
+        for _, link in self._links():
             if link.in_flight or link.state is LinkState.PLAIN:
                 return 0.0
             last = max(last, link.traffic_at)
@@ -372,8 +367,8 @@ class EndpointService:
         """
         self.state.clients.forget_ended(is_alive)
         links = self._links()
-        plain = [c.link for c in links if c.link and c.link.state is LinkState.PLAIN]
-        back = {id(c.client) for c in links if c.server is not None}
+        plain = [link for _, link in links if link.state is LinkState.PLAIN]
+        back = {id(c.client) for c, _ in links if c.server is not None}
         survivors = self.state.clients.survivors()
         rows = sorted(self.state.clients, key=lambda c: (-c.links, c.connected_unix_seconds))
         return {
@@ -386,7 +381,7 @@ class EndpointService:
             "survivors": {"expected": len(survivors), "back": sum(id(c) in back for c in survivors)},
             "connections": len(self._connections),
             "waiting": self._doorman.waiting,
-            "orphans": sum(c.server is None for c in links),
+            "orphans": sum(c.server is None for c, _ in links),
             "plain_relay": {
                 "count": len(plain),
                 "reasons": sorted({link.plain_reason for link in plain})[:8],

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from kvtierd.errors import HugepageError
 from kvtierd.host.hugepage_files import HugepageFiles, PoolCounts
@@ -29,6 +30,9 @@ _ROUNDS_WITHOUT_PROGRESS = 2
 _PAUSE_SECONDS = 0.1
 
 OwnUse = Mapping[int | None, int]
+
+
+_Result = TypeVar("_Result")
 
 
 class Hugepages:
@@ -192,16 +196,9 @@ class Hugepages:
         """Raises the count towards ``target``. Returns the settled entry and, when it fell short, why."""
         size, node = entry.key
         start = self._read(size, node).persistent
-        intended = entry.model_copy(update={"intent": Intent(from_pages=start, to_pages=target)})
-        self._ledger.put(intended)
-        reason = ""
-        try:
-            reason = self._grow_by_steps(size, node, target, deadline)
-        finally:
-            # Also when the kernel refused half way: what it did give must be known.
-            entry = settle(intended, self._read(size, node).persistent)
-            self._ledger.put(entry)
-        return entry, reason
+        return self._with_intent(
+            entry, start, target, lambda: self._grow_by_steps(size, node, target, deadline)
+        )
 
     def _grow_by_steps(self, size: int, node: int | None, target: int, deadline: float) -> str:
         step = max(1, STEP_BYTES // size)
@@ -260,16 +257,22 @@ class Hugepages:
         return given, settled.raised_pages
 
     def _change(self, entry: Entry, current: int, target: int) -> Entry:
-        """One write with its intent noted before and its outcome after."""
         size, node = entry.key
+        return self._with_intent(entry, current, target, lambda: self._files.write(size, node, target))[0]
+
+    def _with_intent(
+        self, entry: Entry, current: int, target: int, change: Callable[[], _Result]
+    ) -> tuple[Entry, _Result]:
+        """A change with its intent noted before and its outcome after. Returns the settled entry too."""
         intended = entry.model_copy(update={"intent": Intent(from_pages=current, to_pages=target)})
         self._ledger.put(intended)
         try:
-            self._files.write(size, node, target)
+            result = change()
         finally:
-            entry = settle(intended, self._read(size, node).persistent)
-            self._ledger.put(entry)
-        return entry
+            # Also when the kernel refused half way: what it did give must be known.
+            settled = settle(intended, self._read(*entry.key).persistent)
+            self._ledger.put(settled)
+        return settled, result
 
     def _read(self, size: int, node: int | None) -> PoolCounts:
         """A pool; on a node with its share of the host's reserved pages, which the kernel counts host-wide only."""

@@ -13,13 +13,13 @@ from typing import Protocol
 from kvtierd.errors import KvtierError, MemcacheError
 from kvtierd.events import EventLog, Severity
 from kvtierd.files import write_atomic
+from kvtierd.host.view import SystemRunner
 from kvtierd.memcache.health import PoolState
 from kvtierd.memcache.rest import MetaClient
 from kvtierd.plan.model import NodePlan
 from kvtierd.tier.machine import Action, TierInputs, TierMachine, TierView
 
 PURGE_SECONDS = 30.0
-MOST_OUTPUT_BYTES = 64 * 1024
 QUIESCE_SECONDS = 5.0
 
 
@@ -128,32 +128,13 @@ class TierKeeper:
             MemcacheError: the MetaService refused, or did not answer in time.
         """
         started = time.monotonic()
-        process = await asyncio.create_subprocess_exec(
-            *self._purge_argv,
-            env=self._purge_env,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            start_new_session=True,
+        result = await SystemRunner().run(
+            self._purge_argv, timeout_seconds=PURGE_SECONDS, env=self._purge_env
         )
-        assert process.stdout is not None
-        try:
-            async with asyncio.timeout(PURGE_SECONDS):
-                output = await process.stdout.read(MOST_OUTPUT_BYTES)
-                code = await process.wait()
-        except TimeoutError:
-            raise MemcacheError(
-                f"the purge did not end within {PURGE_SECONDS:.0f} s", code="memcache.purge"
-            ) from None
-        finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-        if code != 0:
-            last = output.decode(errors="replace").strip().splitlines()[-1:] or ["no output"]
-            raise MemcacheError(
-                f"the pool could not be purged (exit {code}): {last[0]}", code="memcache.purge"
-            )
+        if result.timed_out:
+            raise MemcacheError(f"the purge did not end within {PURGE_SECONDS:.0f} s", code="memcache.purge")
+        if not result.ok:
+            raise MemcacheError(f"the pool could not be purged: {result.describe()}", code="memcache.purge")
         return time.monotonic() - started
 
     async def close(self) -> None:

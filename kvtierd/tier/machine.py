@@ -72,11 +72,10 @@ class TierView:
 class TierMachine:
     """Feed it looks with ``step``; carry out what it returns; tell it when a purge ended."""
 
-    def __init__(self, expected: ExpectedPool, *, purge_on_unclean: bool, has_endpoint: bool) -> None:
+    def __init__(self, expected: ExpectedPool, *, purge_on_unclean: bool) -> None:
         self.expected = expected
         self.view = TierView()
         self._purge_on_unclean = purge_on_unclean
-        self._has_endpoint = has_endpoint
         self._instance: str | None = None
         self._members: dict[int, str] = {}
         self._phase: Phase = "fresh"
@@ -166,7 +165,7 @@ class TierMachine:
 
     def _recover(self, seen: TierInputs, pool: PoolState) -> tuple[Action, ...]:
         actions: list[Action] = []
-        if self._has_endpoint and self._purge_due and seen.endpoint_mode == "serve":
+        if self._purge_due and seen.endpoint_mode == "serve":
             actions.append("recover")
         actions += self._cure_unknown(seen, pool)
         if self._since_seconds is None:

@@ -42,7 +42,7 @@ class Story:
     """Drives a machine through looks; time goes on by half a second a look."""
 
     def __init__(self, **options):
-        self.machine = m.TierMachine(EXPECTED, **{"purge_on_unclean": True, "has_endpoint": True, **options})
+        self.machine = m.TierMachine(EXPECTED, **{"purge_on_unclean": True, **options})
         self.now = 100.0
         self.seen = m.TierInputs(
             now_seconds=self.now, instance="run-1", meta_up=True, meta_problem="", pool=pool(),
