@@ -85,8 +85,6 @@ class _Pass:
             return self.begin_stop(Cause.WANTED, "stop requested")
         if self.seen.restart_requested is not None:
             return self.begin_stop(Cause.RESTART, self.seen.restart_requested)
-        if self.seen.restart_changed and self.status.stale:
-            return self.begin_stop(Cause.RESTART, "its specification changed")
         if self.status.state is UnitState.STARTING:
             return self.starting()
         return self.ready()
@@ -326,7 +324,6 @@ class _Pass:
             self.enter(UnitState.PLANNED, self.seen.gate)
             return self.done()
         self.update(
-            starts=status.starts + 1,
             restarts=status.restarts + (1 if status.had_run else 0),
             next_try_at=None,
         )

@@ -35,7 +35,6 @@ class Managed:
     failure: ActionFailure | None = None
     restart_requested: str | None = None
     start_requested: bool = False
-    restart_changed: bool = False
     stopped_for_now: bool = False
     probed_spec: UnitSpec | None = None
     last_lines: tuple[str, ...] = ()

@@ -144,12 +144,6 @@ class Supervisor:
         managed.restart_requested, managed.stopped_for_now = reason, False
         self._poke.set()
 
-    def request_restart_changed(self) -> None:
-        """Restarts every unit that runs with an older specification than the plan's."""
-        for managed in self._units.values():
-            managed.restart_changed = True
-        self._poke.set()
-
     def request_stop(self, unit_id: str, *, remember: bool = True) -> None:
         """A stop that holds until ``request_start``; the operator's (``remember``) also across restarts of the daemon."""
         managed = self._get(unit_id)
@@ -262,7 +256,6 @@ class Supervisor:
             last_lines=managed.last_lines,
             restart_requested=managed.restart_requested,
             start_requested=managed.start_requested,
-            restart_changed=managed.restart_changed,
             failure=managed.failure,
             random=self._rng.random(),
         )
@@ -272,7 +265,7 @@ class Supervisor:
         managed.status = step.status
         if not busy:
             managed.failure, managed.restart_requested = None, None
-            managed.start_requested = managed.restart_changed = False
+            managed.start_requested = False
         for event in step.events:
             self._tell(spec.id, event)
         if step.action is not None:

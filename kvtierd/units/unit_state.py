@@ -89,7 +89,6 @@ class Seen:
         last_lines: The last output of an ended run.
         restart_requested: Why a restart was asked for, or ``None``. Given once.
         start_requested: The operator said start: a failed or waiting unit tries at once. Given once.
-        restart_changed: Restart if the specification changed. Given once.
         failure: The last action failed. Given once.
         random: In [0, 1), spreads the delays.
     """
@@ -106,7 +105,6 @@ class Seen:
     last_lines: tuple[str, ...] = ()
     restart_requested: str | None = None
     start_requested: bool = False
-    restart_changed: bool = False
     failure: ActionFailure | None = None
     random: float = 0.5
 
@@ -127,7 +125,6 @@ class UnitStatus:
         failures: Ends in a row that nobody asked for.
         next_try_at: When backoff is over.
         restarts: How often it was started again.
-        starts: How often a start was tried.
         had_run: It ran before, so the next start is a restart.
         adopted: The watched run was not started by this daemon.
         note: What the run's note said when it was last looked at.
@@ -150,7 +147,6 @@ class UnitStatus:
     failures: int = 0
     next_try_at: float | None = None
     restarts: int = 0
-    starts: int = 0
     had_run: bool = False
     adopted: bool = False
     note: str = ""

@@ -515,18 +515,14 @@ def test_a_changed_specification_is_noted_and_restarts_only_when_asked() -> None
     assert story.step(100, probe=OK) is None
     assert story.status.stale
     assert story.kinds.count("stale") == 1
-    assert story.step(1, restart_changed=True) == StopProcess("its specification changed")
+    assert story.step(1, restart_requested="its specification changed") == StopProcess(
+        "its specification changed"
+    )
     story.end(0, requested=True)
     assert story.step() == StartProcess()
     story.begin()
     story.step()
     assert not story.status.stale
-
-
-def test_restart_changed_leaves_an_unchanged_unit_alone() -> None:
-    story = Story()
-    story.until_ready()
-    assert story.step(1, probe=OK, restart_changed=True) is None
 
 
 def test_changed_limits_alone_do_not_make_a_unit_stale() -> None:

@@ -169,7 +169,7 @@ class UnitMachine(RuleBasedStateMachine):
     def problem(self, problems: tuple[str, ...]) -> None:
         self.problems = problems
 
-    @rule(what=st.sampled_from(["restart_requested", "start_requested", "restart_changed"]))
+    @rule(what=st.sampled_from(["restart_requested", "start_requested"]))
     def ask(self, what: str) -> None:
         self.once[what] = "asked" if what == "restart_requested" else True
 
@@ -204,7 +204,7 @@ class UnitMachine(RuleBasedStateMachine):
         """From wherever it is, a unit that is left in peace becomes ready."""
         self.spec, self.gate, self.stop_gate, self.problems, self.lines = SPEC, None, None, (), ()
         self.desired, self.probe = "run", OK
-        self.once = {"start_requested": True, "restart_changed": True}
+        self.once = {"start_requested": True}
         for _ in range(60):
             if self.busy is not None:
                 self.action_ends(works=True, crash=False, fatal=False, orderly=True)

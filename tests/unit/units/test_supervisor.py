@@ -457,7 +457,7 @@ async def test_a_changed_specification_waits_for_the_word(world: World) -> None:
     world.plan = [spec("a", argv=("changed",)), spec("b")]
     await world.steps()
     assert (world.view("a").stale, world.view("b").stale) == (True, False)
-    world.supervisor.request_restart_changed()
+    world.supervisor.request_restart("kvtier-engine-a", "its specification changed")
     await world.steps(6)
     assert (world.view("a").stale, world.view("a").restarts, world.view("b").restarts) == (False, 1, 0)
 
