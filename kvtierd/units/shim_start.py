@@ -233,6 +233,10 @@ def adopted_record() -> Answer:
     return record
 
 
+# Popen's finaliser collects a child that has ended already, and with it the exit status that the keeper wants.
+_STARTED: list[subprocess.Popen[bytes]] = []
+
+
 def start_unit(request: dict[str, Any], fifo: int) -> Answer:
     """Starts the main process and writes the record."""
     log = OutputLog(request["log"], request["log_max_bytes"], request["log_keep"])
@@ -247,6 +251,7 @@ def start_unit(request: dict[str, Any], fifo: int) -> Answer:
     process = None
     try:
         process = start_main(request, fifo)
+        _STARTED.append(process)
         record["pid"] = process.pid
         record["start_ticks"] = start_ticks(process.pid)
         shim_record.write_record(".", record)
