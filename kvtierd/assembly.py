@@ -122,7 +122,7 @@ def plan_for(
     return make_plan(
         settings,
         inventory,
-        plugins.drivers,
+        plugins.bounded,
         make_toolchain(settings),
         node=node,
         owned_pids=owned_pids,

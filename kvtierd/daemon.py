@@ -314,9 +314,9 @@ class Daemon:
             if view is not None and view.pid and view.instance and driver is not None:
                 followed[unit.id] = (view.instance, driver)
         node.lines.watch(followed)
-        for unit_id in followed:
+        for unit_id, (instance, _) in followed.items():
             reading = node.lines.readings.get(unit_id)
-            node.supervisor.set_problem(unit_id, "output", reading.fatal if reading is not None else None)
+            node.supervisor.report_output(unit_id, instance, reading.fatal if reading is not None else None)
 
     # -- what the supervisor asks
 

@@ -81,6 +81,8 @@ class Node:
         found = list(self.problems)
         if self.plan is None and not found:
             found.append("no plan is in force yet: the first one is being made")
+        if self.plan is not None:
+            found += self.plan.left_out.values()
         found += unit_problems(views)
         if self.hugepages.problem:
             found.append(self.hugepages.problem.splitlines()[0])

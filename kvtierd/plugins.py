@@ -1,41 +1,59 @@
-"""Finding and loading engine plugins. A plugin that is broken is reported, never fatal."""
+"""Finding and loading engine plugins. A plugin that is broken, hangs or is old is reported, never fatal."""
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import importlib.metadata
 from collections.abc import Iterable
 
 import pluggy
 
 from kvtierd import hookspecs
+from kvtierd.drivers import BoundedDriver
 from kvtierd.errors import PluginError
-from kvtierd.plan.engine import API_VERSION, EngineDriver
+from kvtierd.foreign import ForeignCalls, told_of
+from kvtierd.plan.engine import API_VERSION, OLDEST_API_VERSION, EngineDriver
 
 DRIVER_MEMBERS = (
     "name", "api_version", "default_port", "package", "versions", "launch", "metrics_url", "observe", "read_line",
     "generation", "generated", "tokens", "flush",
 )  # fmt: skip
 
+# Members that came with a later plugin API: a driver written for an earlier one need not have them.
+MEMBERS_SINCE: dict[str, int] = {}
+LOAD_SECONDS = 20.0  # an import reads many files, perhaps over a network
+_CALLS = (
+    ForeignCalls()
+)  # of this process, so that a plugin that hangs costs one thread however often it is loaded
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PluginInfo:
-    """One installed plugin: where it comes from, which drivers it brings, what is wrong with it ("" = nothing)."""
+    """One installed plugin: where it comes from, which drivers it brings, what is wrong with it ("" = nothing).
+
+    ``warnings`` are about what works now and will not for ever: the plugin API its drivers are written for.
+    """
 
     name: str
     distribution: str
     version: str
     drivers: tuple[str, ...] = ()
     problem: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class PluginSet:
-    """All drivers that can be used, and every plugin that was found."""
+    """All drivers that can be used, and every plugin that was found.
+
+    ``bounded`` has the same drivers for callers that cannot wait for ever, such as the planner.
+    """
 
     drivers: dict[str, EngineDriver]
     plugins: tuple[PluginInfo, ...]
+    bounded: dict[str, EngineDriver] = dataclasses.field(default_factory=dict)
 
     def driver(self, name: str) -> EngineDriver:
         """The driver with this name.
@@ -61,6 +79,7 @@ def load_plugins(entry_points: Iterable[importlib.metadata.EntryPoint] | None = 
     if entry_points is None:
         entry_points = importlib.metadata.entry_points(group=hookspecs.ENTRY_POINT_GROUP)
     drivers: dict[str, EngineDriver] = {}
+    bounded: dict[str, EngineDriver] = {}
     plugins: list[PluginInfo] = []
     for entry in sorted(entry_points, key=lambda e: e.name):
         info = PluginInfo(
@@ -69,21 +88,29 @@ def load_plugins(entry_points: Iterable[importlib.metadata.EntryPoint] | None = 
             entry.dist.version if entry.dist else "",
         )
         try:
-            found = _drivers_of(entry)
-            doubled = [d.name for d in found if d.name in drivers]
+            found = _CALLS.call(
+                f"loading the plugin {entry.name!r}",
+                functools.partial(_drivers_of, entry),
+                seconds=LOAD_SECONDS,
+            )
+            doubled = [name for name in found if name in drivers]
             if doubled:
                 raise PluginError(f"the driver {doubled[0]!r} is already brought by another plugin")
         except Exception as error:  # noqa: BLE001 - foreign code: anything may come out of it
-            problem = error.message if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
-            plugins.append(dataclasses.replace(info, problem=problem))
+            plugins.append(dataclasses.replace(info, problem=told_of(error)))
             continue
-        drivers.update({d.name: d for d in found})
-        plugins.append(dataclasses.replace(info, drivers=tuple(d.name for d in found)))
-    return PluginSet(drivers, tuple(plugins))
+        drivers.update({name: driver for name, (driver, _) in found.items()})
+        bounded.update({name: guarded for name, (_, guarded) in found.items()})
+        warnings = tuple(text for driver, _ in found.values() for text in warnings_about(driver))
+        plugins.append(dataclasses.replace(info, drivers=tuple(found), warnings=warnings))
+    return PluginSet(drivers, tuple(plugins), bounded)
 
 
-def _drivers_of(entry: importlib.metadata.EntryPoint) -> list[EngineDriver]:
-    """One plugin in a manager of its own, so that its fault cannot spoil the others' hooks."""
+def _drivers_of(entry: importlib.metadata.EntryPoint) -> dict[str, tuple[EngineDriver, EngineDriver]]:
+    """One plugin's drivers by name, plain and bounded.
+
+    It gets a manager of its own, so that its fault cannot spoil the others' hooks.
+    """
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     manager.register(entry.load(), name=entry.name)
@@ -93,15 +120,36 @@ def _drivers_of(entry: importlib.metadata.EntryPoint) -> list[EngineDriver]:
         raise PluginError("the plugin brings no engine driver (hook kvtierd_engine_drivers)")
     for driver in found:
         _check_driver(driver)
-    return found
+    return {driver.name: (driver, BoundedDriver(driver, _CALLS)) for driver in found}
+
+
+def members_of(api_version: int) -> tuple[str, ...]:
+    """What a driver written for this version of the plugin API must have."""
+    return tuple(name for name in DRIVER_MEMBERS if MEMBERS_SINCE.get(name, 0) <= api_version)
 
 
 def _check_driver(driver: EngineDriver) -> None:
-    missing = [name for name in DRIVER_MEMBERS if not hasattr(driver, name)]
+    version = getattr(driver, "api_version", API_VERSION)
+    missing = [name for name in members_of(version) if not hasattr(driver, name)]
     if missing:
         raise PluginError(f"the driver {getattr(driver, 'name', driver)!r} lacks {', '.join(missing)}")
-    if driver.api_version != API_VERSION:
+    if not OLDEST_API_VERSION <= version <= API_VERSION:
+        known = str(API_VERSION)
+        if OLDEST_API_VERSION < API_VERSION:
+            known = f"{OLDEST_API_VERSION} to {API_VERSION}"
         raise PluginError(
-            f"the driver {driver.name!r} is written for plugin API {driver.api_version},"
-            f" this kvtierd has {API_VERSION}"
+            f"the driver {driver.name!r} is written for plugin API {version}, this kvtierd has {known}"
         )
+
+
+def warnings_about(driver: EngineDriver) -> list[str]:
+    """What works now and will not for ever."""
+    if driver.api_version == API_VERSION:
+        return []
+    lacking = [name for name, since in MEMBERS_SINCE.items() if since > driver.api_version]
+    without = f", and does without {', '.join(lacking)}" if lacking else ""
+    told = (
+        f"the driver {driver.name!r} is written for plugin API {driver.api_version}{without};"
+        f" kvtierd has {API_VERSION} now and a later one will refuse it"
+    )
+    return [told]

@@ -14,6 +14,7 @@ from kvtierd.assembly import prepare_emulation, purge_script
 from kvtierd.control.v1 import control_pb2 as pb
 from kvtierd.endpoint.control import EndpointControl
 from kvtierd.errors import KvtierError, PlanError
+from kvtierd.events import Severity
 from kvtierd.host_plan import plan_this_host
 from kvtierd.memcache.health import ExpectedPool
 from kvtierd.node import Node
@@ -37,6 +38,7 @@ class Takeover:
         self._act = act
         self._reload_lock = asyncio.Lock()
         self._keeper_basis: object = None
+        self._told: set[str] = set()  # of plugins: once, until it changes
 
     async def reload(self, restart_changed: bool) -> pb.ReloadReply:
         """Reads settings, makes a new plan and takes it over; a plan with refusals leaves everything as it is.
@@ -73,8 +75,9 @@ class Takeover:
             here = not engine.nodes or plan.node in engine.nodes
             if here and unit in running and plan.unit(unit) is None:
                 raise PlanError(
-                    f"engine {engine.name!r} runs, but its plugin {engine.plugin!r} cannot be loaded",
-                    hint="kvtierctl plugins says why; the engine goes on as it is",
+                    f"engine {engine.name!r} runs, but would not be in the new plan",
+                    why=plan.left_out.get(engine.name, ""),
+                    hint="the engine goes on as it is; mend its plugin (kvtierctl plugins), then kvtierctl reload",
                     code="plan.engine-lost",
                 )
         before = {u.id: u.digest for u in self.node.plan.units} if self.node.plan else {}
@@ -102,6 +105,19 @@ class Takeover:
         node.plugins = await asyncio.to_thread(load_plugins)  # one may have been installed meanwhile
         return settings, await plan_this_host(settings, node.plugins)
 
+    def _tell_of_plugins(self, plan: NodePlan) -> None:
+        """Events for what is wrong with plugins: each text when it comes up, not with every reload."""
+        found: dict[str, tuple[Severity, str]] = {}
+        for plugin in self.node.plugins.plugins:
+            if plugin.problem:
+                found[f"plugin {plugin.name}: {plugin.problem}"] = ("error", "plugin.broken")
+            found |= {f"plugin {plugin.name}: {text}": ("warning", "plugin.old") for text in plugin.warnings}
+        found |= dict.fromkeys(plan.left_out.values(), ("error", "engine.left-out"))
+        for text, (severity, code) in found.items():
+            if text not in self._told:
+                self.node.events.add(severity, code, text)
+        self._told = set(found)
+
     async def _take_over(
         self, settings: Settings, plan: NodePlan, *, restart_changed: bool
     ) -> pb.ReloadReply:
@@ -117,6 +133,7 @@ class Takeover:
         await asyncio.to_thread(save_plan, settings, plan)
         node.settings, node.plan, node.problems = settings, plan, []
         await self.connect_tier(settings, plan)
+        self._tell_of_plugins(plan)
         running = {v.id: v for v in node.supervisor.views() if v.pid}
         stale = [
             u.id

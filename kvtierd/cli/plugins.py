@@ -17,8 +17,8 @@ def plugins(as_json: JsonOption = False) -> None:
     """List the installed engine plugins: their drivers, which engines these know, and what is wrong with each.
 
     Exit 1 if one is broken. JSON, a list of plugins: name, distribution, version, drivers, problem ("" when it is
-    fine), details: a list of drivers with name, package (the engine's distribution, null for none), versions (of it,
-    as PEP 440; "" is any), default_port, api_version, problems.
+    fine), warnings (what works now and will not for ever), details: a list of drivers with name, package (the
+    engine's distribution, null for none), versions (of it, as PEP 440; "" is any), default_port, api_version, problems.
     """
     from kvtierd.plugins import load_plugins
 
@@ -43,6 +43,7 @@ def _row(plugin: PluginInfo, found: PluginSet) -> dict[str, Any]:
         "version": plugin.version,
         "drivers": list(plugin.drivers),
         "problem": plugin.problem or "; ".join(problems),
+        "warnings": list(plugin.warnings),
         "details": details,
     }
 
@@ -87,3 +88,6 @@ def _show(rows: list[dict[str, Any]]) -> None:
     for line in table:
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
         print("  ".join([*cells, line[-1]]).rstrip())
+    for row in rows:
+        for text in row["warnings"]:
+            print(f"warning: {row['distribution'] or row['name']}: {text}")

@@ -8,16 +8,19 @@ already hold, so it costs a ready engine one token in its life.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable
 
 from kvtierd.engines.talk import ask
 from kvtierd.errors import UnitError
+from kvtierd.foreign import ForeignCalls, told_of
 from kvtierd.plan.engine import EngineDriver
 from kvtierd.plan.model import UnitSpec
 from kvtierd.units.backend import UnitProcess
 
 PROOF_SECONDS = 60.0  # the first token of a large model may take long: kernels are compiled then
 RETRY_SECONDS = 2.0
+DRIVER_SECONDS = 5.0
 
 FindDriver = Callable[[str], EngineDriver | None]
 
@@ -27,6 +30,7 @@ class GenerationProof:
 
     def __init__(self, find_driver: FindDriver) -> None:
         self._find_driver = find_driver
+        self._calls = ForeignCalls()
         self._proved: dict[str, str] = {}  # unit -> instance
         self._asking: dict[str, tuple[str, asyncio.Task[None]]] = {}
         self._failed: dict[str, tuple[str, str, float]] = {}  # unit -> instance, why, when
@@ -63,11 +67,15 @@ class GenerationProof:
         try:
             body = await ask(spec, spec.talk.generation, timeout_seconds=PROOF_SECONDS)
             if driver is not None:
-                driver.generated(body)
+                await self._calls.ask(
+                    f"generated() for {spec.id}",
+                    functools.partial(driver.generated, body),
+                    seconds=DRIVER_SECONDS,
+                )
         except UnitError as error:
             why = error.message + (f": {error.why}" if error.why else "")
         except Exception as error:  # noqa: BLE001 - the driver is foreign code
-            why = f"{type(error).__name__}: {error}"
+            why = told_of(error)
         else:
             self._proved[spec.id] = process.instance
             self._failed.pop(spec.id, None)

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvtierd.errors import ConfError
+from kvtierd.mmc_conf.attributes import META_ATTRIBUTES
 from kvtierd.mmc_conf.model import LocalConf, MetaConf
 from kvtierd.mmc_conf.problems import ConfProblem
 from kvtierd.mmc_conf.sglang_check import check_sglang_meta, check_sglang_storage
@@ -101,13 +102,18 @@ class SglangStorageConf(_Json):
 def render_sglang_meta(
     conf: SglangMetaConf, version: str | MmcVersion, *, allow_exposed: bool = False
 ) -> str:
-    """The text of metaservice_config.json.
+    """The text of metaservice_config.json; what this release does not know of ``conf`` is left out, but not of ``extra``.
 
     Raises:
         ConfError: ``conf.<code>`` with the checker's code.
     """
     known = resolve_version(version)
-    text = json.dumps(conf.values(), indent=4) + "\n"
+    values = {
+        name: value
+        for name, value in conf.values().items()
+        if name in conf.extra or META_ATTRIBUTES[name].known_in(known)
+    }
+    text = json.dumps(values, indent=4) + "\n"
     _refuse("metaservice_config.json", check_sglang_meta(text.encode(), known, allow_exposed=allow_exposed))
     return text
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 from kvtierd.errors import KvtierError
+from kvtierd.foreign import ForeignCalls, told_of
 from kvtierd.observe.tiers import Sample
 from kvtierd.plan.engine import EngineDriver, EngineObservation
 
@@ -33,7 +32,7 @@ class EngineObserver:
         self.samples: dict[str, Sample] = {}
         self.problems: dict[str, str] = {}
         self._targets: dict[str, Target] = {}
-        self._threads: dict[str, threading.Thread] = {}
+        self._calls = ForeignCalls()
 
     async def look(self, targets: Mapping[str, Target]) -> None:
         """Scrapes all targets at once; forgets engines that are not among them."""
@@ -56,43 +55,25 @@ class EngineObserver:
     async def _look_at(self, target: Target) -> None:
         try:
             text = await self._fetch(target.url)
-            observation = await self._read(target, text)
         except (KvtierError, OSError) as error:  # TimeoutError is an OSError
             told = error.message if isinstance(error, KvtierError) else str(error)
             self.problems[target.unit_id] = f"its metrics cannot be read: {told or 'no answer in time'}"
+            return
+        try:
+            observation = await self._read(target, text)
         except Exception as error:  # noqa: BLE001 - foreign code: anything may come out of it
-            self.problems[target.unit_id] = f"its driver cannot read its metrics: {error}"
+            self.problems[target.unit_id] = f"its driver cannot read its metrics: {told_of(error)}"
         else:
             self.samples[target.unit_id] = Sample(time.time(), observation)
             self.problems.pop(target.unit_id, None)
 
     async def _read(self, target: Target, text: str) -> EngineObservation:
         """The driver's reading, in a thread of its own: one that hangs holds up nothing but its engine's figures."""
-        earlier = self._threads.get(target.unit_id)
-        if earlier is not None and earlier.is_alive():
-            raise TimeoutError("its driver still hangs on an earlier reading")
-        loop = asyncio.get_running_loop()
-        outcome: asyncio.Future[object] = loop.create_future()
-
-        def read() -> None:
-            try:
-                answer: object = target.driver.observe(text)
-            except BaseException as error:  # noqa: BLE001 - foreign code; told to whoever waits
-                answer = error
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(_settle, outcome, answer)
-
-        thread = threading.Thread(target=read, daemon=True, name=f"observe {target.unit_id}")
-        self._threads[target.unit_id] = thread
-        thread.start()
-        answer = await asyncio.wait_for(outcome, DRIVER_SECONDS)
-        if isinstance(answer, BaseException):
-            raise RuntimeError(f"{type(answer).__name__}: {answer}") from answer
+        answer: object = await self._calls.ask(
+            f"observe() for {target.unit_id}",
+            lambda: target.driver.observe(text),
+            seconds=DRIVER_SECONDS,
+        )
         if not isinstance(answer, EngineObservation):
             raise TypeError(f"observe() returned {type(answer).__name__}")
         return answer
-
-
-def _settle(outcome: asyncio.Future[object], answer: object) -> None:
-    if not outcome.done():
-        outcome.set_result(answer)

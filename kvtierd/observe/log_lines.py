@@ -1,24 +1,29 @@
 """Reading what engines say in their output, through their drivers: room of the cache, rates, fatal signs.
 
-A driver sees every line, on the loop's own thread, so it must be quick: one that raises, or is slow again and again,
-is not asked any more and named.
+A driver sees every line, some at a time in a thread of their own. It must be quick all the same: one that raises, is
+slow again and again, or hangs, is not asked any more and named.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
+import functools
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 
-from kvtierd.errors import KvtierError
+from kvtierd.errors import KvtierError, PluginError
+from kvtierd.foreign import ForeignCalls, told_of
 from kvtierd.plan.engine import EngineDriver, EngineObservation
 
 LINES_BEFORE = 400  # an adopted engine has said what room it has long ago
 SLOW_SECONDS = 0.02
 MOST_SLOW = 20
 MOST_ERRORS = 5
-LINES_A_TURN = 200  # then others get the loop
+LINES_A_BATCH = 200
+MOST_WAITING = 1000  # lines; the rest waits in the log
+DRIVER_SECONDS = 5.0  # for a batch
 MOST_LINE_CHARS = 64 * 1024
 
 Follow = Callable[[str, int], AsyncIterator[str]]
@@ -35,6 +40,7 @@ class LineObserver:
     def __init__(self, follow: Follow) -> None:
         self._follow = follow
         self._tasks: dict[str, tuple[str, asyncio.Task[None]]] = {}
+        self._calls = ForeignCalls()
         self.readings: dict[str, EngineObservation] = {}
         self.problems: dict[str, str] = {}
 
@@ -60,28 +66,82 @@ class LineObserver:
         self._tasks.clear()
 
     async def _read(self, unit_id: str, driver: EngineDriver) -> None:
-        slow = errors = count = 0
+        lines: asyncio.Queue[str] = asyncio.Queue(MOST_WAITING)
+        follower = asyncio.create_task(self._follow_into(lines, unit_id), name=f"output of {unit_id}")
+        record = _Record()
+        try:
+            while record.fault is None:
+                batch = await _next_batch(lines, follower)
+                if not batch:
+                    return
+                try:
+                    said = await self._calls.ask(
+                        f"read_line() for {unit_id}",
+                        functools.partial(_read_batch, driver, batch, record),
+                        seconds=DRIVER_SECONDS,
+                    )
+                except PluginError as error:
+                    record.fault = f"its driver is not asked any more to read its output: {error.message}"
+                else:
+                    if said is not None:
+                        self.readings[unit_id] = merged(self.readings.get(unit_id, EngineObservation()), said)
+                told = record.fault or record.error
+                if told is not None:
+                    self.problems[unit_id] = told
+        finally:
+            follower.cancel()
+
+    async def _follow_into(self, lines: asyncio.Queue[str], unit_id: str) -> None:
         with contextlib.suppress(KvtierError):
-            async with contextlib.aclosing(self._follow(unit_id, LINES_BEFORE)) as lines:  # type: ignore[type-var]
-                async for line in lines:
-                    started = time.perf_counter()
-                    try:
-                        said = driver.read_line(line[:MOST_LINE_CHARS])
-                        if said is not None:
-                            self.readings[unit_id] = merged(
-                                self.readings.get(unit_id, EngineObservation()), said
-                            )
-                    except Exception as error:  # noqa: BLE001 - foreign code: anything may come out of it
-                        errors += 1
-                        why = f"{type(error).__name__}: {error}"
-                        self.problems[unit_id] = f"its driver cannot read a line of its output: {why}"
-                    slow += time.perf_counter() - started > SLOW_SECONDS
-                    if errors >= MOST_ERRORS or slow >= MOST_SLOW:
-                        fault = "fails" if errors >= MOST_ERRORS else "is too slow"
-                        self.problems[unit_id] = (
-                            f"its driver {fault} at reading its output and is not asked any more"
-                        )
-                        return
-                    count += 1
-                    if count % LINES_A_TURN == 0:
-                        await asyncio.sleep(0)
+            async with contextlib.aclosing(self._follow(unit_id, LINES_BEFORE)) as output:  # type: ignore[type-var]
+                async for line in output:
+                    await lines.put(line)
+
+
+@dataclasses.dataclass(slots=True)
+class _Record:
+    """How a driver has done on one run's output. ``fault``: why it is not asked any more."""
+
+    slow: int = 0
+    errors: int = 0
+    error: str | None = None
+    fault: str | None = None
+
+
+async def _next_batch(lines: asyncio.Queue[str], follower: asyncio.Task[None]) -> list[str]:
+    """The lines that are there, at least one; none when no more will come."""
+    if lines.empty() and not follower.done():
+        first = asyncio.create_task(lines.get())
+        try:
+            await asyncio.wait({first, follower}, return_when=asyncio.FIRST_COMPLETED)
+            batch = [first.result()] if first.done() else []
+        finally:
+            first.cancel()
+    else:
+        batch = []
+    while len(batch) < LINES_A_BATCH and not lines.empty():
+        batch.append(lines.get_nowait())
+    return batch
+
+
+def _read_batch(driver: EngineDriver, batch: list[str], record: _Record) -> EngineObservation | None:
+    """What these lines say together. Runs in a thread of its own."""
+    together: EngineObservation | None = None
+    for line in batch:
+        started = time.thread_time()  # not the clock on the wall: a busy machine is not the driver's fault
+        try:
+            said = driver.read_line(line[:MOST_LINE_CHARS])
+            if said is not None and not isinstance(said, EngineObservation):
+                raise TypeError(f"read_line() returned {type(said).__name__}")
+        except Exception as error:  # noqa: BLE001 - foreign code: anything may come out of it
+            record.errors += 1
+            record.error = f"its driver cannot read a line of its output: {told_of(error)}"
+        else:
+            if said is not None:
+                together = said if together is None else merged(together, said)
+        record.slow += time.thread_time() - started > SLOW_SECONDS
+        if record.errors >= MOST_ERRORS or record.slow >= MOST_SLOW:
+            fault = "fails" if record.errors >= MOST_ERRORS else "is too slow"
+            record.fault = f"its driver {fault} at reading its output and is not asked any more"
+            break
+    return together

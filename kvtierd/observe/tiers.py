@@ -86,6 +86,7 @@ def tier_lines(
                 "L2",
                 "engine (host DRAM)",
                 "ready",
+                capacity_tokens=_sum(o.l2_capacity_tokens for o in seen),
                 query_tokens=_sum(o.l2_query_tokens for o in seen),
                 hit_tokens=_sum(o.l2_hit_tokens for o in seen),
                 age_seconds=age,

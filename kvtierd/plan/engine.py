@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, Protocol
 
 from pydantic import Field
 
+from kvtierd.mmc_conf.model import LocalConf, MetaConf
 from kvtierd.plan.inventory import Inventory, Record
 from kvtierd.plan.model import (
     FileSpec,
@@ -28,6 +29,7 @@ from kvtierd.plan.samples import Sample, only_samples, read_samples
 __all__ = [
     "API_VERSION",
     "ENGINE_BASE_ENV",
+    "OLDEST_API_VERSION",
     "EngineContext",
     "EngineDriver",
     "EngineLaunch",
@@ -42,6 +44,8 @@ __all__ = [
 ]
 
 API_VERSION = 1
+OLDEST_API_VERSION = 1
+"""Drivers written for this version or a later one work; an older one than ``API_VERSION`` works with a warning."""
 
 ENGINE_BASE_ENV: Final[Mapping[str, str]] = {
     "PATH": "/usr/local/bin:/usr/bin:/bin",
@@ -55,6 +59,8 @@ class EngineContext(Record):
     """Everything a driver may use to launch one engine. All paths are absolute.
 
     ``local_conf_path`` is the mmc-local.conf this engine must use (environment ``MMC_LOCAL_CONFIG_PATH``).
+    ``local_conf`` and ``meta_conf`` are what that file and the MetaService's say, as values, for an engine that takes
+    MemCache's configuration in a form of its own (``meta_conf`` has the addresses behind the endpoint).
     ``python`` is the interpreter the settings name for the engine, else the one kvtierd runs in.
     ``memcache_env`` holds the library paths MemCache needs in that interpreter; merge it into ``env``.
 
@@ -78,6 +84,8 @@ class EngineContext(Record):
     env: dict[str, str] = Field(default_factory=dict)
     memcache_env: dict[str, str] = Field(default_factory=dict)
     local_conf_path: str
+    local_conf: LocalConf = LocalConf(protocol="", dram_size_bytes=0)
+    meta_conf: MetaConf = MetaConf()
     meta_service_url: str
     config_store_url: str
     pool_placement: str
@@ -109,7 +117,9 @@ class EngineLaunch(Record):
     files: tuple[FileSpec, ...] = ()
     extra_ports: dict[str, int] = Field(default_factory=dict)  # purpose -> port
     serves_http: bool = True  # False: a part without an API of its own, e.g. a headless follower
-    clients: int = 1  # MemCache ranks it opens (full clients; init_bm=False clients have no rank)
+    clients: int | None = (
+        None  # MemCache ranks it opens (init_bm=False has no rank); None: one a device, at least one
+    )
     readiness: Readiness = Readiness()
     restart: RestartPolicy = RestartPolicy()
     stop: StopPolicy = StopPolicy()
@@ -133,6 +143,7 @@ class EngineObservation(Record):
     l3_query_tokens: int | None = None
     l3_hit_tokens: int | None = None
     l1_capacity_tokens: int | None = None
+    l2_capacity_tokens: int | None = None
     l1_used_ratio: float | None = None
     running: int | None = None
     waiting: int | None = None

@@ -1,6 +1,6 @@
 """Engine units: the context each driver gets, and its answer turned into a unit specification.
 
-Drivers are foreign code. One that raises costs its own engine, never the plan.
+Drivers are foreign code. One that raises, hangs or lies costs its own engine, never the plan.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping
 
+from kvtierd.foreign import told_of
 from kvtierd.plan.docker import docker_argv
 from kvtierd.plan.engine import EngineContext, EngineDriver, EngineLaunch
 from kvtierd.plan.environment import merge_env
@@ -37,6 +38,9 @@ def _command(planned: PlannedEngine, toolchain: Toolchain, directories: tuple[st
     )
 
 
+PLUGIN_FAILED = "engine.plugin-failed"
+PLUGIN_MISSING = "engine.plugin-missing"
+
 FLUSHES: dict[str, frozenset[Tier]] = {
     "L1": frozenset({"L1"}),
     "L1+L2": frozenset({"L1", "L2"}),
@@ -59,23 +63,19 @@ class PlannedEngine:
 def ask_driver(
     driver: EngineDriver, engine: EngineSettings, context: EngineContext, remarks: Remarks
 ) -> PlannedEngine | None:
-    """The driver's launch, checked; ``None`` (and a refusal that names the plugin) when it fails."""
+    """The driver's launch, checked; when it fails, ``None``, and a note that names the plugin."""
     try:
         launch = driver.launch(context)
         if not isinstance(launch, EngineLaunch):
             raise TypeError(f"launch() returned {type(launch).__name__}, not EngineLaunch")
+        if not launch.argv:
+            raise ValueError("launch() gave an empty command line")
         metrics_url = driver.metrics_url(context)
         talk = _talk(driver, context, serves_http=launch.serves_http)
     except Exception as error:  # noqa: BLE001 - foreign code: anything may come out of it
-        remarks.refuse(
-            "engine.plugin-failed",
-            f"engine {engine.name!r}: the driver {engine.plugin!r} failed: {type(error).__name__}: {error}",
-            "this is a fault of the plugin; see kvtierctl plugins",
-        )
-        return None
-    if not launch.argv:
-        remarks.refuse(
-            "engine.plugin-failed", f"engine {engine.name!r}: the driver gave an empty command line"
+        remarks.note(
+            PLUGIN_FAILED,
+            f"engine {engine.name!r} is left out: a fault of the driver {engine.plugin!r}: {told_of(error)}",
         )
         return None
     for note in launch.notes:
@@ -103,7 +103,7 @@ def find_driver(
     if driver is None:
         known = ", ".join(sorted(drivers)) or "none"
         remarks.note(
-            "engine.plugin-missing",
+            PLUGIN_MISSING,
             f"engine {engine.name!r} is left out: no installed plugin brings the driver {engine.plugin!r}"
             f" (installed: {known})",
         )
@@ -135,7 +135,7 @@ def engine_unit(
         devices=engine.devices,
         files=(planned.context.local_conf_path, *(f.path for f in files)),
         after=after,
-        ports=(planned.context.port, *launch.extra_ports.values()),
+        ports=(*((planned.context.port,) if launch.serves_http else ()), *launch.extra_ports.values()),
         namespace=emulation.root if emulation else None,
         readiness=launch.readiness,
         restart=launch.restart,

@@ -229,6 +229,7 @@ class NodePlan(Record):
     ports: tuple[PortUse, ...] = ()
     notes: tuple[Note, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    left_out: dict[str, str] = Field(default_factory=dict)  # engines of this node that are not planned -> why
 
     def unit(self, unit_id: str) -> UnitSpec | None:
         """The specification with this id, if the plan has it."""

@@ -55,7 +55,15 @@ def make_plan(
     Returns:
         The plan. What must not be applied is in ``refusals``; this function does not raise for it.
     """
-    return _Planner(settings, inventory, drivers, toolchain, node, owned_pids, owned_pages).plan()
+    planner = _Planner(settings, inventory, drivers, toolchain, node, owned_pids, owned_pages)
+    plan = planner.plan()
+    if planner.clients_differ:
+        # Drivers say how many MemCache clients an engine opens only with its launch, and the launch needs the pool.
+        # They are pure, so they are simply asked again.
+        second = _Planner(settings, inventory, drivers, toolchain, node, owned_pids, owned_pages)
+        second.clients = planner.clients
+        plan = second.plan()
+    return plan
 
 
 class _Planner:
@@ -87,6 +95,9 @@ class _Planner:
         )
         self.version = self._memcache_version()
         self.conf_dir = f"{settings.paths.state}/conf"
+        self.left_out: dict[str, str] = {}
+        self.clients: dict[str, int] = {}  # engine -> MemCache clients, where the driver has said so
+        self.clients_differ = False
 
     # -- who and what we are
 
@@ -148,7 +159,12 @@ class _Planner:
         ranks = self._engine_ranks(engines)
         nodes = max(1, len(self.settings.cluster.peers))
         pool = plan_pool(
-            self.settings.pool, self.series, engine_ranks=ranks, nodes=nodes, remarks=self.remarks
+            self.settings.pool,
+            self.series,
+            engine_ranks=ranks,
+            nodes=nodes,
+            remarks=self.remarks,
+            spare_ranks=max(0, sum(map(_one_a_device, engines)) - ranks),
         )
         hugepages = plan_hugepages(self.settings.pool, self.series, pool, self.inventory, self.remarks)
         check_memory(
@@ -189,10 +205,11 @@ class _Planner:
             ports=self.ports.uses,
             notes=tuple(self.remarks.notes),
             refusals=tuple(self.remarks.refusals),
+            left_out=self.left_out,
         )
 
     def _engine_ranks(self, engines: list[EngineSettings]) -> int:
-        """One rank a device; an engine without devices counts one; no engine at all: every die."""
+        """What the drivers said; till then one rank a device, and one for an engine without. No engine: every die."""
         devices = [d for e in engines for d in e.devices]
         doubled = sorted({d for d in devices if devices.count(d) > 1})
         if doubled:
@@ -209,7 +226,7 @@ class _Planner:
                 "correct the engine's devices",
             )
         if engines:
-            return sum(len(e.devices) or 1 for e in engines)
+            return sum(self.clients.get(e.name, _one_a_device(e)) for e in engines)
         return len(self.inventory.npus)
 
     def _check_cluster(self) -> None:
@@ -285,7 +302,6 @@ class _Planner:
     # -- files
 
     def _conf_files(self, address: MetaAddress, pool: PoolPlan) -> list[FileSpec]:
-        meta, settings_pool = self.settings.meta, self.settings.pool
         files: list[FileSpec] = []
         if self.settings.meta.endpoint == "relay":
             files.append(
@@ -296,27 +312,17 @@ class _Planner:
         a3 = self.series == "A3"
         try:
             if self.is_master:
-                conf = MetaConf(
-                    meta_service_url=address.server_meta_url,
-                    config_store_url=address.server_config_store_url,
-                    metrics_url=address.metrics_url,
-                    log_level=meta.log_level,
-                    log_path=f"{self.settings.paths.logs}/memcache",
-                    evict_threshold_high=settings_pool.evict_high,
-                    evict_threshold_low=settings_pool.evict_low,
-                    lease_ttl_ms=round(meta.lease_ttl * 1000),
-                    extra=meta.conf,
+                files.append(
+                    self._rendered("mmc-meta.conf", render_meta(self._meta_conf(address), self.version))
                 )
-                files.append(self._rendered("mmc-meta.conf", render_meta(conf, self.version)))
-            provider = self._local_conf(address, pool, dram_bytes=pool.dram_bytes_per_provider)
             client = self._local_conf(address, pool, dram_bytes=0)
             if pool.placement == "standalone":
+                provider = self._local_conf(address, pool, dram_bytes=pool.dram_bytes_per_provider)
                 files.append(
                     self._rendered("mmc-local-pool.conf", render_local(provider, self.version, a3=a3))
                 )
-                files.append(self._rendered("mmc-local.conf", render_local(client, self.version, a3=a3)))
-            else:
-                files.append(self._rendered("mmc-local.conf", render_local(provider, self.version, a3=a3)))
+            engines = self._engine_conf(address, pool)
+            files.append(self._rendered("mmc-local.conf", render_local(engines, self.version, a3=a3)))
             if self.is_master:
                 # kvtierd's own client (purge) goes past the endpoint, which withholds everything meanwhile.
                 own = client.model_copy(
@@ -338,6 +344,25 @@ class _Planner:
 
     def _rendered(self, name: str, content: str) -> FileSpec:
         return FileSpec(path=f"{self.conf_dir}/{name}", content=content)
+
+    def _meta_conf(self, address: MetaAddress) -> MetaConf:
+        meta, pool = self.settings.meta, self.settings.pool
+        return MetaConf(
+            meta_service_url=address.server_meta_url,
+            config_store_url=address.server_config_store_url,
+            metrics_url=address.metrics_url,
+            log_level=meta.log_level,
+            log_path=f"{self.settings.paths.logs}/memcache",
+            evict_threshold_high=pool.evict_high,
+            evict_threshold_low=pool.evict_low,
+            lease_ttl_ms=round(meta.lease_ttl * 1000),
+            extra=meta.conf,
+        )
+
+    def _engine_conf(self, address: MetaAddress, pool: PoolPlan) -> LocalConf:
+        """What mmc-local.conf says: an engine's rank brings memory unless the pool has holders of its own."""
+        holds = pool.placement == "engine"
+        return self._local_conf(address, pool, dram_bytes=pool.dram_bytes_per_provider if holds else 0)
 
     def _local_conf(self, address: MetaAddress, pool: PoolPlan, *, dram_bytes: int) -> LocalConf:
         return LocalConf(
@@ -421,6 +446,10 @@ class _Planner:
         address = peers.get(self.node) or self.settings.node.address
         return next((n.name for n in self.inventory.nics if address in n.addresses), None)
 
+    def _leave_out(self, engine: EngineSettings) -> None:
+        """Its reason is the newest note."""
+        self.left_out[engine.name] = self.remarks.notes[-1].message
+
     def _engines(
         self, engines: list[EngineSettings], address: MetaAddress, pool: PoolPlan, env: dict[str, str]
     ) -> list[PlannedEngine]:
@@ -430,12 +459,9 @@ class _Planner:
             nodes = engine.nodes or tuple(p.name for p in peers) or (self.node,)
             driver = find_driver(engine, self.drivers, self.remarks)
             if driver is None:
+                self._leave_out(engine)
                 continue
             unit = engine_id(engine.name)
-            port = self.ports.claim(
-                engine.port or driver.default_port, unit, "HTTP API", address=engine.host,
-                setting=f"[[engine]] {engine.name}: port",
-            )  # fmt: skip
             context = EngineContext(
                 name=engine.name,
                 node=self.node,
@@ -443,12 +469,14 @@ class _Planner:
                 model=engine.model,
                 devices=engine.devices,
                 host=engine.host,
-                port=port,
+                port=engine.port or driver.default_port,
                 python=engine.python or self.python,
                 args=engine.args,
                 env=engine.env,
                 memcache_env=merge_env(self.toolchain.base_env, env),
                 local_conf_path=f"{self.conf_dir}/mmc-local.conf",
+                local_conf=self._engine_conf(address, pool),
+                meta_conf=self._meta_conf(address),
                 meta_service_url=address.client_meta_url,
                 config_store_url=address.client_config_store_url,
                 pool_placement=pool.placement,
@@ -467,11 +495,27 @@ class _Planner:
             )
             answer = ask_driver(driver, engine, context, self.remarks)
             if answer is None:
+                self._leave_out(engine)
                 continue
+            opens = _one_a_device(engine) if answer.launch.clients is None else answer.launch.clients
+            self.clients_differ |= opens != self.clients.get(engine.name, _one_a_device(engine))
+            self.clients[engine.name] = opens
+            if answer.launch.serves_http:
+                self.ports.claim(
+                    context.port,
+                    unit,
+                    "HTTP API",
+                    address=engine.host,
+                    setting=f"[[engine]] {engine.name}: port",
+                )
             for purpose, extra in answer.launch.extra_ports.items():
                 self.ports.claim(extra, unit, purpose)
             planned.append(answer)
         return planned
+
+
+def _one_a_device(engine: EngineSettings) -> int:
+    return len(engine.devices) or 1
 
 
 def _version_in(install: MemcacheInstall | None, package: str | None) -> str | None:

@@ -18,14 +18,22 @@ MIN_WORLD_SIZE = 16
 
 
 def plan_pool(
-    pool: PoolSettings, series: Series, *, engine_ranks: int, nodes: int, remarks: Remarks
+    pool: PoolSettings,
+    series: Series,
+    *,
+    engine_ranks: int,
+    nodes: int,
+    remarks: Remarks,
+    spare_ranks: int = 0,
 ) -> PoolPlan:
     """Ranks and sizes of this node's part of the pool.
 
     Args:
         pool: the settings.
         series: the hardware series, already decided.
-        engine_ranks: MemCache ranks that the engines of this node open (one a device).
+        engine_ranks: MemCache ranks that the engines of this node open.
+        spare_ranks: further ones that they would open if all of them used the pool: there is room for them in the
+            world, which must be of one size on all hosts, whatever their roles, and cannot change at run time.
         nodes: nodes in the cluster.
         remarks: where notes and refusals go.
     """
@@ -70,7 +78,7 @@ def plan_pool(
             f" {format_size(pool.dram - capacity)} stay unused",
         )
     clients = engine_ranks if placement == "standalone" else 0
-    world_size = _world_size(pool, providers + clients, nodes, remarks)
+    world_size = _world_size(pool, providers + clients, spare_ranks, nodes, remarks)
     return PoolPlan(
         placement=placement,
         protocol=protocol,
@@ -88,8 +96,8 @@ def _ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
 
 
-def _world_size(pool: PoolSettings, ranks_here: int, nodes: int, remarks: Remarks) -> int:
-    needed = ranks_here * nodes
+def _world_size(pool: PoolSettings, ranks: int, spare_ranks: int, nodes: int, remarks: Remarks) -> int:
+    needed = ranks * nodes
     if pool.world_size is not None:
         if pool.world_size < needed:
             remarks.refuse(
@@ -100,7 +108,8 @@ def _world_size(pool: PoolSettings, ranks_here: int, nodes: int, remarks: Remark
         return pool.world_size
     # A change needs a MetaService restart, so leave room: twice the ranks, a power of two. The same on every
     # host as long as the hosts are alike.
-    return max(MIN_WORLD_SIZE, 1 << (2 * needed - 1).bit_length())
+    room = (ranks + spare_ranks) * nodes
+    return max(MIN_WORLD_SIZE, 1 << (2 * room - 1).bit_length())
 
 
 def plan_hugepages(

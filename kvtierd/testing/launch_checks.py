@@ -8,12 +8,13 @@ import os
 import posixpath
 import re
 import signal
+import warnings
 from collections.abc import Iterable
 from unittest import mock
 
-from kvtierd.plan.engine import API_VERSION, EngineContext, EngineLaunch
+from kvtierd.plan.engine import API_VERSION, OLDEST_API_VERSION, EngineContext, EngineLaunch
 from kvtierd.plan.model import Note, Refusal
-from kvtierd.plugins import DRIVER_MEMBERS
+from kvtierd.plugins import members_of, warnings_about
 from kvtierd.testing.contexts import engine_context
 from kvtierd.testing.guard import watched
 from kvtierd.testing.subject import Check, Subject, accepted, ask, expect, launches, situations
@@ -43,7 +44,8 @@ _UNKNOWN_ARG = "kvtierd-conformance-unknown"
 def members(subject: Subject) -> None:
     """All members of EngineDriver, with the types it says."""
     driver = subject.driver
-    missing = [name for name in DRIVER_MEMBERS if not hasattr(driver, name)]
+    known = members_of(getattr(driver, "api_version", API_VERSION))
+    missing = [name for name in known if not hasattr(driver, name)]
     expect(not missing, f"the driver lacks {', '.join(missing)}")
     for name in ("name", "versions"):
         value = getattr(driver, name)
@@ -53,16 +55,19 @@ def members(subject: Subject) -> None:
         expect(type(value) is int, f"{name} is {value!r}, not a whole number")
     package: object = driver.package
     expect(package is None or (isinstance(package, str) and package), f"package is {package!r}")
-    for name in set(DRIVER_MEMBERS) - set(_DATA_MEMBERS):
+    for name in set(known) - set(_DATA_MEMBERS):
         expect(callable(getattr(driver, name)), f"{name} cannot be called")
 
 
 def api_version(subject: Subject) -> None:
-    """Written for this kvtierd's plugin API."""
+    """Written for this kvtierd's plugin API, or for an older one that still works; that is worth a warning."""
     expect(
-        subject.driver.api_version == API_VERSION,
-        f"api_version is {subject.driver.api_version!r}, this kvtierd has {API_VERSION}",
+        OLDEST_API_VERSION <= subject.driver.api_version <= API_VERSION,
+        f"api_version is {subject.driver.api_version!r}, this kvtierd has {API_VERSION}"
+        f" and takes drivers from {OLDEST_API_VERSION} on",
     )
+    for text in warnings_about(subject.driver):
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
 
 
 def name(subject: Subject) -> None:
@@ -263,7 +268,7 @@ def ending(subject: Subject) -> None:
         for pattern in restart.fatal_patterns:
             expect(len(pattern.strip()) >= 4, f"restart.fatal_patterns has {pattern!r}, which fits any line")
         expect(0 not in restart.fatal_exit_codes, "restart.fatal_exit_codes has 0")
-        expect(launch.clients >= 0, f"clients with {situation} is {launch.clients}")
+        expect(launch.clients is None or launch.clients >= 0, f"clients with {situation} is {launch.clients}")
 
 
 def _positive(what: str, value: float) -> None:

@@ -144,6 +144,8 @@ class _Pass:
             self.update(holdoff_since=None)
             if probe is not None:
                 self.enter(UnitState.STARTING, probe.reason)
+        if self.seen.fatal_sign is not None and not self.status.adopted:
+            return self.begin_stop(Cause.FAILURE, f"it cannot become ready: {self.seen.fatal_sign}")
         if now - self.status.run_since >= readiness.deadline_seconds:
             why = f"not ready within {format_duration(readiness.deadline_seconds)}"
             detail = f": {probe.reason}" if probe is not None and not probe.ok else ""
@@ -163,7 +165,8 @@ class _Pass:
             self.update(failing_since=None)
         elif self.status.failing_since is None:
             self.update(failing_since=now)
-        wrong = (*((probe.reason,) if probe is not None and failing else ()), *self.seen.problems)
+        signs = (self.seen.fatal_sign,) if self.seen.fatal_sign is not None else ()
+        wrong = (*((probe.reason,) if probe is not None and failing else ()), *signs, *self.seen.problems)
         if self.status.failing_since is not None and readiness.liveness_seconds is not None:
             failing_seconds = now - self.status.failing_since
             if failing_seconds >= readiness.liveness_seconds:

@@ -17,6 +17,7 @@ class Managed:
 
     ``probed_spec``: the specification that the living process was started with, as far as it is known: a changed one
     may ask at another port. ``stopped_for_now``: a stop that the next daemon need not know.
+    ``fatal_sign``: of which run (instance), and what its output said.
     ``looked``: ``process`` was seen after the last action ended. ``lines_of``: the run (instance, ended) of ``last_lines``.
     """
 
@@ -37,6 +38,7 @@ class Managed:
     start_requested: bool = False
     stopped_for_now: bool = False
     probed_spec: UnitSpec | None = None
+    fatal_sign: tuple[str, str] | None = None
     last_lines: tuple[str, ...] = ()
     lines_at: float = float("-inf")
     lines_of: tuple[str, bool] | None = None  # instance, ended

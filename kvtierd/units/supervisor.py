@@ -161,6 +161,16 @@ class Supervisor:
         managed.start_requested, managed.stopped_for_now = True, False
         self._poke.set()
 
+    def report_output(self, unit_id: str, instance: str, fatal: str | None) -> None:
+        """What the output of this run says of why it cannot go on; ``None``: nothing. Not for another run."""
+        managed = self._units.get(unit_id)
+        if managed is None:
+            return
+        sign = (instance, fatal) if fatal is not None else None
+        if sign != managed.fatal_sign:
+            managed.fatal_sign = sign
+            self._poke.set()
+
     def set_problem(self, unit_id: str, source: str, text: str | None) -> None:
         """Something found wrong elsewhere degrades the unit until ``None`` takes it back."""
         problems = self._problems.setdefault(unit_id, {})
@@ -253,6 +263,11 @@ class Supervisor:
             gate=self._gate(spec, views) if desired_run and not managed.running else None,
             stop_gate=None if desired_run else self._still_used_by(spec.id),
             problems=tuple(self._problems.get(spec.id, {}).values()),
+            fatal_sign=managed.fatal_sign[1]
+            if managed.fatal_sign is not None
+            and process is not None
+            and managed.fatal_sign[0] == process.instance
+            else None,
             last_lines=managed.last_lines,
             restart_requested=managed.restart_requested,
             start_requested=managed.start_requested,

@@ -86,6 +86,8 @@ class Seen:
         gate: Why the unit must not start yet, or ``None``.
         stop_gate: Why it should not stop yet (others still use it), or ``None``.
         problems: Things found wrong elsewhere; they degrade a ready unit.
+        fatal_sign: What this run's output said of why it cannot go on. It ends a start, and degrades a ready unit:
+            what serves is not stopped for a line.
         last_lines: The last output of an ended run.
         restart_requested: Why a restart was asked for, or ``None``. Given once.
         start_requested: The operator said start: a failed or waiting unit tries at once. Given once.
@@ -102,6 +104,7 @@ class Seen:
     gate: str | None = None
     stop_gate: str | None = None
     problems: tuple[str, ...] = ()
+    fatal_sign: str | None = None
     last_lines: tuple[str, ...] = ()
     restart_requested: str | None = None
     start_requested: bool = False

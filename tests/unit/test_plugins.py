@@ -1,12 +1,13 @@
 import importlib.metadata
 import sys
+import threading
 import types
 
 import pytest
 
 from kvtierd.errors import PluginError
 from kvtierd.hookspecs import ENTRY_POINT_GROUP, hookimpl
-from kvtierd.plugins import load_plugins
+from kvtierd.plugins import DRIVER_MEMBERS, load_plugins
 
 
 class Driver:
@@ -64,6 +65,10 @@ class Old(Driver):
     api_version = 0
 
 
+class Newer(Driver):
+    api_version = 99
+
+
 class Half:
     name = "half"
 
@@ -76,6 +81,8 @@ class Half:
         (None, "brings no engine driver"),
         (lambda: 5, "TypeError"),
         (lambda: [Old()], "written for plugin API 0"),
+        (lambda: [Newer()], "written for plugin API 99"),
+        (lambda: sys.exit(3), "SystemExit: 3"),
         (lambda: [Half()], "lacks api_version, default_port, package"),
     ],
 )
@@ -86,6 +93,47 @@ def test_a_broken_plugin_is_named_and_the_others_work(plugin, implementation, pr
     by_name = {p.name: p for p in found.plugins}
     assert problem in by_name["bad"].problem
     assert by_name["good"].problem == ""
+
+
+def test_a_plugin_that_hangs_is_named_and_costs_one_thread(plugin, monkeypatch):
+    monkeypatch.setattr("kvtierd.plugins.LOAD_SECONDS", 0.05)
+    release = threading.Event()
+    entries = [plugin("hangs", lambda: release.wait(20)), plugin("good", lambda: [Driver()])]
+    first, second = load_plugins(entries), load_plugins(entries)
+    release.set()
+    assert list(first.drivers) == list(second.drivers) == ["fake"]
+    assert "has not come back within 0.05 s" in {p.name: p for p in first.plugins}["hangs"].problem
+    assert "still hangs on an earlier call" in {p.name: p for p in second.plugins}["hangs"].problem
+
+
+def test_a_driver_of_an_older_api_works_with_a_warning(plugin, monkeypatch):
+    monkeypatch.setattr("kvtierd.plugins.API_VERSION", 2)
+    monkeypatch.setattr("kvtierd.plugins.MEMBERS_SINCE", {"novelty": 2})
+    monkeypatch.setattr("kvtierd.plugins.DRIVER_MEMBERS", (*DRIVER_MEMBERS, "novelty"))
+
+    class Current(Driver):
+        api_version = 2
+        novelty = True
+
+    class Lacking(Driver):
+        api_version = 2
+
+    found = load_plugins(
+        [
+            plugin("current", lambda: [Current("current")]),
+            plugin("lacking", lambda: [Lacking("lacking")]),
+            plugin("old", lambda: [Driver("old")]),
+        ]
+    )
+    by_name = {p.name: p for p in found.plugins}
+    assert list(found.drivers) == ["current", "old"]
+    assert by_name["current"].warnings == ()
+    assert by_name["lacking"].problem == "the driver 'lacking' lacks novelty"
+    assert by_name["old"].problem == ""
+    (told,) = by_name["old"].warnings
+    assert told.startswith(
+        "the driver 'old' is written for plugin API 1, and does without novelty; kvtierd has 2"
+    )
 
 
 def test_a_plugin_that_cannot_be_imported_is_named():

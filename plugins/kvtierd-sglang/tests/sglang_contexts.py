@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from kvtierd.mmc_conf.model import LocalConf
 from kvtierd.plan.engine import EngineContext
 from kvtierd.plan.inventory import Inventory, MemcacheInstall
 from kvtierd.plan.model import PoolPlan
@@ -55,7 +56,17 @@ def context(**changes: Any) -> EngineContext:
             memcache=(MemcacheInstall(runtime="wheel", python=PYTHON, memcache_version="1.3.0"),),
         ),
     }
-    return EngineContext(**(values | changes))
+    values |= changes
+    planned: PoolPlan = values["pool"]
+    conf = LocalConf(
+        meta_service_url=values["meta_service_url"],
+        config_store_url=values["config_store_url"],
+        world_size=planned.world_size,
+        protocol=planned.protocol,
+        dram_size_bytes=planned.dram_bytes_per_provider if planned.placement == "engine" else 0,
+        max_dram_size_bytes=planned.dram_bytes_per_provider,
+    )
+    return EngineContext(**({"local_conf": conf} | values))
 
 
 def value_of(argv: tuple[str, ...], flag: str) -> str | None:

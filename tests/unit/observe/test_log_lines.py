@@ -1,4 +1,5 @@
 import asyncio
+import threading
 
 import pytest
 
@@ -43,8 +44,8 @@ async def output():
 async def say(output, unit, *lines):
     for line in lines:
         output.queue(unit).put_nowait(line)
-    for _ in range(20):
-        await asyncio.sleep(0)
+    for _ in range(20):  # the lines are read in another thread
+        await asyncio.sleep(0.005)
 
 
 async def test_what_lines_say_is_kept_and_joined(output):
@@ -86,6 +87,56 @@ async def test_a_driver_that_is_slow_again_and_again_is_left_alone(output, monke
     observer.watch({"e": ("one", Driver())})
     await say(output, "e", *["x"] * (module.MOST_SLOW + 5))
     assert "too slow" in observer.problems["e"]
+    await observer.close()
+
+
+async def test_a_driver_that_hangs_is_named_and_the_loop_goes_on(output, monkeypatch):
+    monkeypatch.setattr(module, "DRIVER_SECONDS", 0.05)
+    release = threading.Event()
+
+    class Hangs(Driver):
+        def read_line(self, line):
+            if line == "hang":
+                release.wait(20)
+            return super().read_line(line)
+
+    observer = LineObserver(output.follow)
+    observer.watch({"bad": ("one", Hangs()), "good": ("one", Driver())})
+    await say(output, "bad", "tokens=3")
+    await say(output, "bad", "hang", "tokens=4")
+    await say(output, "good", "tokens=5")
+    assert "read_line() for bad has not come back" in observer.problems["bad"]
+    assert observer.readings["bad"].kv_tokens == 3, "what it said before stays"
+    assert observer.readings["good"].kv_tokens == 5
+    assert "good" not in observer.problems
+    release.set()
+    await observer.close()
+    assert output.open == 0
+
+
+async def test_a_driver_that_lies_about_a_line_is_named(output):
+    class Lies(Driver):
+        def read_line(self, line):
+            return {"kv_tokens": 5}
+
+    observer = LineObserver(output.follow)
+    observer.watch({"e": ("one", Lies())})
+    await say(output, "e", "x")
+    assert "read_line() returned dict" in observer.problems["e"]
+    assert "e" not in observer.readings
+    await observer.close()
+
+
+async def test_many_lines_are_read_in_order_and_all(output):
+    observer = LineObserver(output.follow)
+    observer.watch({"e": ("one", Driver())})
+    for number in range(3 * module.MOST_WAITING):
+        output.queue("e").put_nowait(f"tokens={number}")
+    for _ in range(200):
+        await asyncio.sleep(0.01)
+        if observer.readings.get("e") == EngineObservation(kv_tokens=3 * module.MOST_WAITING - 1):
+            break
+    assert observer.readings["e"].kv_tokens == 3 * module.MOST_WAITING - 1
     await observer.close()
 
 

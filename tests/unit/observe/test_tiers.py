@@ -112,7 +112,7 @@ async def test_a_broken_driver_or_engine_costs_only_itself():
 
 
 def _reading(unit):
-    return sum(thread.name == f"observe {unit}" for thread in threading.enumerate())
+    return sum(thread.name == f"observe() for {unit}" for thread in threading.enumerate())
 
 
 async def test_a_driver_that_hangs_costs_one_thread_and_only_its_engine(monkeypatch):

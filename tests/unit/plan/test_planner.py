@@ -312,13 +312,67 @@ def test_a_driver_gets_what_it_needs():
         FakeDriver(argv=()),
         type("Raises", (FakeDriver,), {"launch": lambda self, context: 1 / 0})(),
         type("Lies", (FakeDriver,), {"launch": lambda self, context: {"argv": ["x"]}})(),
+        type("LiesOfHttp", (FakeDriver,), {"generation": lambda self, context: 1 / 0})(),
     ],
 )
 def test_a_broken_driver_costs_its_engine_and_is_named(driver):
     made = plan(configured(engine=[engine()]), host("a2-2cards"), {"fake": driver})
-    assert codes(made.refusals) == ["engine.plugin-failed"]
-    assert "'e'" in made.refusals[0].message
+    assert made.refusals == ()
+    note = next(n for n in made.notes if n.code == "engine.plugin-failed")
+    assert "engine 'e' is left out: a fault of the driver 'fake'" in note.message
+    assert made.left_out == {"e": note.message}
     assert [u.kind for u in made.units] == ["endpoint", "meta"]
+    assert made.pool.providers == 2, (
+        "its devices still count: the pool must not change when the plugin is mended"
+    )
+
+
+def test_engines_that_do_not_use_the_pool_bring_nothing_to_it():
+    class SomeWithout(FakeDriver):
+        def launch(self, context):
+            return (
+                super()
+                .launch(context)
+                .model_copy(update={"clients": 0 if context.name == "decode" else None})
+            )
+
+    driver = SomeWithout()
+    both = [engine(name="prefill", devices=[0]), engine(name="decode", devices=[1], port=8114)]
+    made = plan(configured(engine=both), host("a2-2cards"), {"fake": driver})
+    assert (made.pool.providers, made.pool.clients) == (1, 0)
+    assert {c.pool.providers for c in driver.contexts[-2:]} == {1}, "launches know the pool as it will be"
+    assert len({u.port for u in made.ports}) == len(made.ports), "planning twice claims nothing twice"
+    all_use = plan(configured(engine=both), host("a2-2cards"), {"fake": FakeDriver()})
+    assert made.pool.world_size == all_use.pool.world_size, "one size on all hosts, whatever their roles"
+
+
+def test_a_pool_that_no_engine_would_hold_is_refused():
+    made = plan(configured(engine=[engine()]), host("a2-2cards"), {"fake": FakeDriver(clients=0)})
+    assert "pool.no-provider" in codes(made.refusals)
+
+
+def test_a_part_without_http_claims_no_port():
+    made = plan(configured(engine=[engine()]), host("a2-2cards"), {"fake": FakeDriver(serves_http=False)})
+    assert made.unit("kvtier-engine-e").ports == ()
+    assert "kvtier-engine-e" not in {u.unit for u in made.ports}
+
+
+def test_launches_know_memcache_s_configuration_as_values():
+    driver = FakeDriver()
+    made = plan(
+        configured(pool={"dram": "64GB", "evict_high": 70, "evict_low": 60}, engine=[engine()]),
+        host("a2-2cards"),
+        {"fake": driver},
+    )
+    context = driver.contexts[-1]
+    written = next(f for f in made.files if f.path == context.local_conf_path).content
+    assert f"= {context.local_conf.world_size}\n" in written
+    assert context.local_conf.meta_service_url == context.meta_service_url
+    assert context.local_conf.dram_size_bytes == made.pool.dram_bytes_per_provider
+    assert (context.meta_conf.evict_threshold_high, context.meta_conf.metrics_url) == (
+        70,
+        made.meta.metrics_url,
+    )
 
 
 def test_a_driver_s_own_notes_and_refusals_are_told():
@@ -333,6 +387,7 @@ def test_a_driver_s_own_notes_and_refusals_are_told():
 def test_a_missing_plugin_leaves_the_engine_out_and_says_so():
     made = plan(configured(engine=[engine(plugin="nope")]), host("a2-2cards"))
     assert "engine.plugin-missing" in codes(made.notes)
+    assert list(made.left_out) == ["e"]
     assert made.unit("kvtier-engine-e") is None
     assert made.pool.providers == 2, "its devices still count: the pool must not change when the plugin comes"
 

@@ -164,7 +164,7 @@ def nervous(self: Good, line: str) -> EngineObservation | None:
 MUTANTS: list[tuple[str, type[Good]]] = [
     ("members", with_member(flush=None)),
     ("members", with_member(default_port="8100")),
-    ("api-version", with_member(api_version=2)),
+    ("api-version", with_member(api_version=99)),
     ("name", with_member(name="Ref Engine")),
     ("default-port", with_member(default_port=80)),
     ("versions", with_member(versions="0.13 or newer")),
@@ -237,6 +237,14 @@ def test_every_check_has_a_mutant_and_a_rule_in_words() -> None:
     assert {c.name for c in CHECKS} == {name for name, _ in MUTANTS}
     assert all(c.run.__doc__ for c in CHECKS)
     assert len({c.name for c in CHECKS}) == len(CHECKS)
+
+
+def test_a_driver_of_an_older_api_conforms_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    (check,) = (c for c in CHECKS if c.name == "api-version")
+    monkeypatch.setattr("kvtierd.testing.launch_checks.API_VERSION", Good.api_version + 1)
+    monkeypatch.setattr("kvtierd.plugins.API_VERSION", Good.api_version + 1)
+    with pytest.warns(DeprecationWarning, match="a later one will refuse it"):
+        check.run(Subject(Good()))
 
 
 def test_shape_problems_calls_no_method() -> None:

@@ -179,6 +179,33 @@ def test_the_readiness_deadline_stops_the_unit_and_counts_as_a_failure() -> None
     assert story.status.reason.startswith("not ready within")
 
 
+def test_a_fatal_sign_in_its_output_ends_a_start_at_once() -> None:
+    story = Story(restart=RestartPolicy(fatal_patterns=("in use",)))
+    story.step()
+    story.begin()
+    story.step(probe=BAD)
+    assert isinstance(story.step(after=1, probe=BAD, fatal_sign="port 5 is in use"), StopProcess)
+    assert story.status.reason == "it cannot become ready: port 5 is in use"
+    story.end(0, requested=True)
+    story.step(last_lines=("port 5 is in use",))
+    assert story.status.state is UnitState.FAILED
+
+
+@pytest.mark.parametrize("adopted", [False, True])
+def test_what_serves_is_not_stopped_for_a_fatal_sign(adopted: bool) -> None:
+    story = Story(readiness=Readiness(holdoff_seconds=0, deadline_seconds=30))
+    if adopted:
+        story.begin()
+        assert story.step(probe=BAD, fatal_sign="its worker died") is None
+        assert story.status.state is UnitState.STARTING
+    else:
+        story.step()
+        story.begin()
+        story.step(probe=OK)
+    assert story.step(probe=OK, fatal_sign="its worker died") is None
+    assert (story.status.state, story.status.reason) == (UnitState.DEGRADED, "its worker died")
+
+
 def test_a_start_that_failed_is_retried() -> None:
     story = Story()
     story.step()

@@ -476,6 +476,23 @@ async def test_problems_degrade_until_they_are_taken_back(world: World) -> None:
     assert world.view().state is UnitState.READY
 
 
+async def test_a_fatal_sign_counts_for_the_run_that_said_it(world: World) -> None:
+    world.plan = [spec()]
+    await world.steps()
+    first = world.view()
+    world.supervisor.report_output("kvtier-engine-a", first.instance, "the worker died")
+    world.supervisor.report_output("kvtier-engine-gone", "x", "no such unit")
+    await world.steps(1)
+    assert (world.view().state, world.view().reason) == (UnitState.DEGRADED, "the worker died")
+    world.supervisor.request_restart("kvtier-engine-a", "by hand")
+    await world.steps(6)
+    assert world.view().instance != first.instance
+    assert world.view().state is UnitState.READY, "the new run has said nothing"
+    world.supervisor.report_output("kvtier-engine-a", world.view().instance, None)
+    await world.steps(1)
+    assert world.view().state is UnitState.READY
+
+
 async def test_extra_checks_decide_about_readiness_and_are_tried_again(
     make_world: Callable[..., World],
 ) -> None:

@@ -73,6 +73,7 @@ def observe(text: str) -> EngineObservation:
         l3_query_tokens=_rest(prompt, l1, l2 or 0) if l3 is not None else None,
         l3_hit_tokens=l3,
         l1_capacity_tokens=room,
+        l2_capacity_tokens=_smallest(samples, _HOST_ROOM),
         l1_used_ratio=max((s.value for s in samples.get(_USED, ())), default=None),
         running=_over_replicas(samples.get(_RUNNING, ())),
         waiting=_over_replicas(samples.get(_WAITING, ())),

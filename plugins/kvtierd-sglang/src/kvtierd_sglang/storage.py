@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from kvtierd.errors import ConfError
-from kvtierd.mmc_conf.model import LocalConf
 from kvtierd.mmc_conf.sglang import (
     SglangMetaConf,
     SglangStorageConf,
@@ -62,23 +61,12 @@ def storage_json(context: EngineContext, extra: Mapping[str, Any]) -> Rendered:
         extra: The operator's own keys: SGLang's (prefetch_threshold, ...) or further ones of LocalConfig.
     """
     version, notes = memcache_version(context)
-    pool = context.pool
-    holds = pool.placement == "engine"
     own = dict(extra)
     threshold = own.pop("prefetch_threshold", PREFETCH_THRESHOLD_TOKENS)
     try:
-        base = SglangStorageConf.from_local(
-            LocalConf(
-                meta_service_url=context.meta_service_url,
-                config_store_url=context.config_store_url,
-                world_size=pool.world_size,
-                protocol=pool.protocol,
-                dram_size_bytes=pool.dram_bytes_per_provider if holds else 0,
-                max_dram_size_bytes=pool.dram_bytes_per_provider,
-            )
-        )
+        base = SglangStorageConf.from_local(context.local_conf)
         fields = base.model_dump(exclude={"extra"})
-        if not uses_hcom(pool.protocol):
+        if not uses_hcom(context.local_conf.protocol):
             fields["hcom_url"] = None
         conf = SglangStorageConf(**(fields | {"prefetch_threshold": threshold, "extra": own}))
         return Rendered(render_sglang_storage(conf, version, a3=context.series == "A3"), notes)
@@ -95,13 +83,16 @@ def _refusal(code: str, message: str, hint: str) -> Refusal:
 
 
 def metaservice_file(context: EngineContext) -> tuple[FileSpec | None, tuple[Refusal, ...]]:
-    """SGLang's own file for a MetaService, with the addresses that engines use.
+    """SGLang's own file for a MetaService: what kvtierd's says, with the addresses that engines use.
 
-    kvtierd runs the MetaService itself; the file is for the operator's tools and says the same addresses.
+    kvtierd runs the MetaService itself; the file is for the operator's tools and agrees with it.
     """
     version, _ = memcache_version(context)
-    conf = SglangMetaConf(
-        meta_service_url=context.meta_service_url, config_store_url=context.config_store_url
+    conf = SglangMetaConf.from_meta(context.meta_conf).model_copy(
+        update={
+            "meta_service_url": context.meta_service_url,
+            "config_store_url": context.config_store_url,
+        }
     )
     try:
         # Only tools read it, so an address beyond loopback is no exposure.
