@@ -19,6 +19,7 @@ from kvtierd.plan.environment import find_install, memcache_env, merge_env
 from kvtierd.plan.hardware import uses_hcom
 from kvtierd.plan.inventory import Inventory, MemcacheInstall
 from kvtierd.plan.model import FileSpec, MetaAddress, NodePlan, PoolPlan, Series, UnitSpec
+from kvtierd.plan.place import memcache_place
 from kvtierd.plan.pool import check_memory, plan_hugepages, plan_pool
 from kvtierd.plan.ports import PortPlan
 from kvtierd.plan.remarks import Remarks
@@ -82,8 +83,11 @@ class _Planner:
         self.ports = PortPlan(inventory, self.remarks, owned_pids=owned_pids)
         self.is_master = settings.cluster.mode == "standalone" or settings.cluster.master == self.node
         self.install = find_install(settings.meta, inventory)
+        self.boxed = settings.meta.runner == "docker"
         self.python = (
-            settings.meta.python or (self.install.python if self.install else None) or toolchain.python
+            (None if self.boxed else settings.meta.python)
+            or (self.install.python if self.install else None)
+            or toolchain.python
         )
         self.version = self._memcache_version()
         self.conf_dir = f"{settings.paths.state}/conf"
@@ -126,6 +130,13 @@ class _Planner:
         meta = self.settings.meta
         if meta.version:
             return meta.version
+        if self.boxed:
+            self.remarks.refuse(
+                "memcache.image-version",
+                f"the MemCache version in the image {meta.image} is not known: kvtierd does not look into images",
+                'write it: [meta] version = "1.3.0"; the image says it with: pip show memcache-hybrid',
+            )
+            return ""
         if self.install is not None and self.install.memcache_version:
             if self.install.problem:
                 self.remarks.note("memcache.problem", self.install.problem)
@@ -158,7 +169,7 @@ class _Planner:
         address = self._addresses(engines, pool)
         files = self._conf_files(address, pool)
         env = memcache_env(self.toolchain, self.series, pool.protocol, self.inventory, self.install)
-        units = self._own_units(address, pool, env)
+        units = self._own_units(address, pool, hugepages=hugepages.pages > 0)
         for planned in self._engines(engines, address, pool, env):
             after = tuple(pool_id(i) for i in range(pool.providers)) if pool.placement == "standalone" else ()
             units.append(
@@ -370,33 +381,28 @@ class _Planner:
 
     # -- units
 
-    def _own_units(self, address: MetaAddress, pool: PoolPlan, env: dict[str, str]) -> list[UnitSpec]:
+    def _own_units(self, address: MetaAddress, pool: PoolPlan, *, hugepages: bool) -> list[UnitSpec]:
         units: list[UnitSpec] = []
+        place = memcache_place(
+            self.settings.meta, self.inventory, self.toolchain, series=self.series, protocol=pool.protocol,
+            install=self.install, python=self.python,
+            directories=(self.conf_dir, f"{self.settings.paths.logs}/memcache"),
+        )  # fmt: skip
         if self.settings.meta.endpoint == "relay":
             units.append(endpoint_unit(self.toolchain, address, f"{self.conf_dir}/endpoint.json"))
         if self.is_master:
             units.append(
-                meta_unit(
-                    self.toolchain, address, install=self._binary(), python=self.python,
-                    machine=self.inventory.machine, conf_path=f"{self.conf_dir}/mmc-meta.conf", env=env,
-                    user=self.settings.meta.user,
-                )
-            )  # fmt: skip
+                meta_unit(self.toolchain, address, place=place, conf_path=f"{self.conf_dir}/mmc-meta.conf")
+            )
         if pool.placement == "standalone":
             units += [
                 pool_unit(
-                    self.toolchain, index, pool, python=self.python, env=env, user=self.settings.meta.user,
-                    conf_path=f"{self.conf_dir}/mmc-local-pool.conf", emulated=self.emulated,
-                    after=(META_ID,) if self.is_master else (),
+                    self.toolchain, index, place=place, conf_path=f"{self.conf_dir}/mmc-local-pool.conf",
+                    emulated=self.emulated, hugepages=hugepages, after=(META_ID,) if self.is_master else (),
                 )
                 for index in range(pool.providers)
             ]  # fmt: skip
         return units
-
-    def _binary(self) -> MemcacheInstall | None:
-        if self.settings.meta.runtime != "binary":
-            return None
-        return self.install or MemcacheInstall(runtime="binary", home=self.settings.meta.home)
 
     def _held_card(self, engine: EngineSettings) -> str | None:
         """A process of somebody else on one of the engine's cards: it would fail minutes later for want of memory."""
@@ -412,8 +418,13 @@ class _Planner:
         """As installed in the engine's interpreter; an image's is not known."""
         if engine.runner == "docker":
             return None
-        python = engine.python or self.python
+        python = self._engine_python(engine)
         return _version_in(self.inventory.install_in(python), driver.package)
+
+    def _engine_python(self, engine: EngineSettings) -> str:
+        """Its own, else [meta] python where that is one of the same kind of place, else the host's."""
+        named = self.settings.meta.python if engine.runner == "docker" or not self.boxed else None
+        return engine.python or named or self.python
 
     def _nic_of_this_node(self) -> str | None:
         """The interface that carries this node's address among the peers."""
@@ -444,7 +455,7 @@ class _Planner:
                 devices=engine.devices,
                 host=engine.host,
                 port=port,
-                python=engine.python or self.python,
+                python=self._engine_python(engine),
                 args=engine.args,
                 env=engine.env,
                 memcache_env=merge_env(self.toolchain.base_env, env),

@@ -84,7 +84,7 @@ def test_the_seed_s_container_comes_out():
     made = docker_argv(
         tools, name="kvtier-engine-q", image="quay.io/ascend/vllm-ascend:releases-v0.13.0-openeuler",
         command=("python", "-m", "vllm"), env={"PYTHONHASHSEED": "0", "API_KEY": "secret"}, devices=(0, 1),
-        directories=("/var/lib/kvtierd/conf",), mounts=("/data/weights:/root/.cache",),
+        directories=("/var/lib/kvtierd/conf",), mounts=("/data/weights:/root/.cache",), shm_size="500g",
     )  # fmt: skip
     text = " ".join(made)
     for part in (
