@@ -17,7 +17,7 @@ from types import FrameType
 
 EXIT_NO_DOCKER = 78  # trying again cannot help
 SHORT_SECONDS = 15.0
-STOP_AGAIN_SECONDS = 2  # one that came before the container was there has stopped nothing
+STOP_AGAIN_SECONDS = 2  # a stop that came before the container was there has stopped nothing
 
 
 def main() -> int:
@@ -37,18 +37,21 @@ def main() -> int:
         print(f"kvtierd: {missing}", file=sys.stderr)
         return EXIT_NO_DOCKER
     _quietly([docker, "rm", "--force", options.name])
-    # A session of its own: our signals must not reach docker's client, which would pass them on and stop waiting.
-    process = subprocess.Popen([docker, *arguments], stdin=subprocess.DEVNULL, start_new_session=True)
+    stops: list[subprocess.Popen[bytes]] = []
 
     def stop(_number: int, _frame: FrameType | None) -> None:
-        subprocess.Popen(
-            [docker, "stop", "--time", str(int(options.stop_seconds)), options.name],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+        # One that still waits must not be repeated: many programs take a second SIGTERM for impatience.
+        if not stops or stops[-1].poll() is not None:
+            stops[:] = [subprocess.Popen(
+                [docker, "stop", "--time", str(int(options.stop_seconds)), options.name],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )]  # fmt: skip
         signal.alarm(STOP_AGAIN_SECONDS)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM):
         signal.signal(number, stop)
+    # A session of its own: our signals must not reach docker's client, which would pass them on and stop waiting.
+    process = subprocess.Popen([docker, *arguments], stdin=subprocess.DEVNULL, start_new_session=True)
     try:
         code = process.wait()
     finally:
