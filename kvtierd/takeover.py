@@ -187,7 +187,7 @@ class Takeover:
 
 
 def _purge_command(settings: Settings, meta: UnitSpec) -> tuple[str, ...]:
-    """The purge program in the MetaService's interpreter and namespace; a run package's in ours.
+    """The purge program in the MetaService's interpreter and namespace; beside a run package, in the one named, or ours.
 
     A MetaService in a container has the wheel beside it: there the program runs in the same container.
     """
@@ -200,4 +200,4 @@ def _purge_command(settings: Settings, meta: UnitSpec) -> tuple[str, ...]:
         return (*tools.prefix, *inside)
     if meta.argv[-1].endswith("run_meta.py"):
         return (*meta.argv[:-1], purge_script())
-    return (sys.executable, purge_script())
+    return (settings.meta.python or sys.executable, purge_script())

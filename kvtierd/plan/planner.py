@@ -13,6 +13,7 @@ from kvtierd.mmc_conf.lookup import find_key
 from kvtierd.mmc_conf.model import LocalConf, MetaConf
 from kvtierd.mmc_conf.render import render_local, render_meta
 from kvtierd.mmc_conf.versions import resolve_version
+from kvtierd.plan.docker import IMAGE_CANN_HOME
 from kvtierd.plan.engine import EngineContext, EngineDriver
 from kvtierd.plan.engines import PlannedEngine, ask_driver, engine_unit, find_driver
 from kvtierd.plan.environment import find_install, memcache_env, merge_env
@@ -395,6 +396,12 @@ class _Planner:
                 meta_unit(self.toolchain, address, place=place, conf_path=f"{self.conf_dir}/mmc-meta.conf")
             )
         if pool.placement == "standalone":
+            if place.container is not None and not self.emulated:
+                self.remarks.note(
+                    "memcache.image-cann",
+                    f"pool holders look for CANN in {IMAGE_CANN_HOME} of {place.container.image},"
+                    " as engines in containers do; the driver's libraries are the host's",
+                )
             units += [
                 pool_unit(
                     self.toolchain, index, place=place, conf_path=f"{self.conf_dir}/mmc-local-pool.conf",

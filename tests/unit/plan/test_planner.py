@@ -408,6 +408,7 @@ def test_a_pool_holder_in_a_container_has_its_card_the_driver_and_the_host_s_sha
     assert env["ASCEND_HOME_PATH"] == "/usr/local/Ascend/ascend-toolkit/latest", "the image's CANN"
     assert "site-packages" not in env["LD_LIBRARY_PATH"], "the host's wheel is not in the image"
     assert made.unit("kvtier-pool-1").devices == (1,)
+    assert "memcache.image-cann" in codes(made.notes)
 
 
 def test_an_engine_of_the_host_does_not_get_the_interpreter_of_an_image():
