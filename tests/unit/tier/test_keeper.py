@@ -29,7 +29,7 @@ def keeper(tmp_path, *argv):
         purge_argv=argv,
         purge_env={"PATH": "/usr/bin:/bin"},
         restart_providers=lambda _reason: None,
-        events=EventLog(),
+        events=EventLog(tmp_path),
     )
 
 
