@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Set as AbstractSet
 from importlib import resources
@@ -14,7 +15,7 @@ from kvtierd.errors import KvtierError
 from kvtierd.plan.inventory import Inventory
 from kvtierd.plan.model import NodePlan
 from kvtierd.plan.planner import make_plan
-from kvtierd.plan.toolchain import Emulation, Toolchain
+from kvtierd.plan.toolchain import UNIT_PATH, Emulation, Toolchain
 from kvtierd.plugins import PluginSet
 from kvtierd.settings import Settings
 
@@ -49,7 +50,14 @@ def make_toolchain(settings: Settings) -> Toolchain:
         run_meta_script=str(scripts.joinpath("run_meta.py")),
         run_pool_script=str(scripts.joinpath("run_pool.py")),
         emulation=emulation,
+        docker=_unusual_docker(),
     )
+
+
+def _unusual_docker() -> str | None:
+    """The docker on our PATH, when units, whose PATH is fixed, would find another or none."""
+    ours = shutil.which("docker")
+    return ours if ours != shutil.which("docker", path=UNIT_PATH) else None
 
 
 def purge_script() -> str:
@@ -73,14 +81,14 @@ async def inventory_of_this_host(settings: Settings, plugins: PluginSet) -> Inve
     from kvtierd.host.inventory import take_inventory
     from kvtierd.host.view import HostView
 
-    named = [settings.meta.python, *(e.python for e in settings.engine)]
-    pythons = (
-        list(dict.fromkeys(p for p in named if p))
-        if settings.meta.python
-        else [sys.executable, *filter(None, named)]
-    )
+    # What is named for a container is not on this host.
+    ours = settings.meta.python if settings.meta.runner == "host" else None
+    named = [e.python for e in settings.engine if e.python and e.runner == "host"]
+    pythons = list(dict.fromkeys([ours or sys.executable, *named]))
     packages = sorted({d.package for d in plugins.drivers.values() if d.package})
-    homes = (settings.meta.home,) if settings.meta.runtime == "binary" else ()
+    homes = (
+        (settings.meta.home,) if settings.meta.runtime == "binary" and settings.meta.runner == "host" else ()
+    )
     return await take_inventory(HostView(), python=pythons, packages=packages, binary_homes=homes)
 
 

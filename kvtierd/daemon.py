@@ -34,6 +34,7 @@ from kvtierd.http_get import fetch_text
 from kvtierd.node import Node
 from kvtierd.observe.engines import EngineObserver, Target
 from kvtierd.observe.log_lines import LineObserver
+from kvtierd.plan.docker import container_of
 from kvtierd.plan.engine import EngineDriver
 from kvtierd.plan.model import NodePlan, UnitSpec
 from kvtierd.plan.units import META_ID
@@ -350,7 +351,9 @@ class Daemon:
         if plan is None or plan.meta is None or process.instance == self._meta_verified:
             return None  # verified once: its sockets do not move; that it answers, the probe sees
         expected = {(p.address, p.port) for p in plan.ports if p.unit == spec.id}
-        problem = await check_meta(plan.meta.metrics_url, expected, process.pid)
+        problem = await check_meta(
+            plan.meta.metrics_url, expected, process.pid, container=container_of(spec.argv)
+        )
         if problem is None:
             self._meta_verified = process.instance
         return problem

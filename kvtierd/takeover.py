@@ -10,7 +10,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 
-from kvtierd.assembly import prepare_emulation, purge_script
+from kvtierd.assembly import make_toolchain, prepare_emulation, purge_script
 from kvtierd.control.v1 import control_pb2 as pb
 from kvtierd.endpoint.control import EndpointControl
 from kvtierd.errors import KvtierError, PlanError
@@ -18,6 +18,7 @@ from kvtierd.events import Severity
 from kvtierd.host_plan import plan_this_host
 from kvtierd.memcache.health import ExpectedPool
 from kvtierd.node import Node
+from kvtierd.plan.docker import IMAGE_PYTHON, container_of, exec_argv
 from kvtierd.plan.model import NodePlan, UnitSpec
 from kvtierd.plan.units import ENDPOINT_ID, META_ID, engine_id
 from kvtierd.plugins import load_plugins
@@ -189,7 +190,7 @@ class Takeover:
             machine,
             state_file=node.state / "tier.json",
             endpoint=EndpointControl(socket) if relay else None,
-            purge_argv=_purge_command(meta),
+            purge_argv=_purge_command(settings, meta),
             purge_env={**meta.env, "MMC_LOCAL_CONFIG_PATH": admin_conf},
             restart_providers=self._restart_providers,
             events=node.events,
@@ -202,8 +203,18 @@ class Takeover:
                 self.node.supervisor.request_restart(view.id, reason)
 
 
-def _purge_command(meta: UnitSpec) -> tuple[str, ...]:
-    """The purge program in the MetaService's interpreter and namespace; a run package's in ours."""
+def _purge_command(settings: Settings, meta: UnitSpec) -> tuple[str, ...]:
+    """The purge program in the MetaService's interpreter and namespace; beside a run package, in the one named, or ours.
+
+    A MetaService in a container has the wheel beside it: there the program runs in the same container.
+    """
+    container = container_of(meta.argv)
+    if container is not None:
+        tools, python = make_toolchain(settings), settings.meta.python or IMAGE_PYTHON
+        inside = exec_argv(
+            tools, name=container[0], variables=("MMC_LOCAL_CONFIG_PATH",), command=(python, purge_script())
+        )
+        return (*tools.prefix, *inside)
     if meta.argv[-1].endswith("run_meta.py"):
         return (*meta.argv[:-1], purge_script())
-    return (sys.executable, purge_script())
+    return (settings.meta.python or sys.executable, purge_script())

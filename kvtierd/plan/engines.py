@@ -123,20 +123,19 @@ def engine_unit(
     ``directories`` are kvtierd's own that a container must see; ``blocked`` says why not to start it as things are.
     """
     launch, engine = planned.launch, planned.settings
-    emulation = toolchain.emulation
     files: tuple[FileSpec, ...] = launch.files
     return UnitSpec(
         id=engine_id(engine.name),
         kind="engine",
         name=engine.name,
-        argv=(*(emulation.prefix if emulation else ()), *_command(planned, toolchain, directories)),
+        argv=(*toolchain.prefix, *_command(planned, toolchain, directories)),
         env=merge_env(toolchain.base_env, launch.env) if engine.runner == "docker" else launch.env,
         user=engine.user,
         devices=engine.devices,
         files=(planned.context.local_conf_path, *(f.path for f in files)),
         after=after,
         ports=(*((planned.context.port,) if launch.serves_http else ()), *launch.extra_ports.values()),
-        namespace=emulation.root if emulation else None,
+        namespace=toolchain.namespace,
         readiness=launch.readiness,
         restart=launch.restart,
         stop=launch.stop,

@@ -35,10 +35,14 @@ def is_hash_seed(text: str) -> bool:
 
 def find_install(meta: MetaSettings, inventory: Inventory) -> MemcacheInstall | None:
     """The MemCache this node will run: the settings' interpreter or run package, else the first that works."""
-    wanted = [i for i in inventory.memcache if i.runtime == meta.runtime]
-    if meta.runtime == "binary":
+    boxed = (
+        meta.runner == "docker"
+    )  # then the settings name what is in the image: the host's is for engines alone
+    runtime = "wheel" if boxed else meta.runtime
+    wanted = [i for i in inventory.memcache if i.runtime == runtime]
+    if runtime == "binary":
         return next((i for i in wanted if i.home == meta.home), None)
-    if meta.python:
+    if meta.python and not boxed:
         return next((i for i in wanted if i.python == meta.python), None)
     usable = [i for i in wanted if i.problem is None]
     return usable[0] if usable else (wanted[0] if wanted else None)

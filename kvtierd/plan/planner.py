@@ -13,12 +13,14 @@ from kvtierd.mmc_conf.lookup import find_key
 from kvtierd.mmc_conf.model import LocalConf, MetaConf
 from kvtierd.mmc_conf.render import render_local, render_meta
 from kvtierd.mmc_conf.versions import resolve_version
+from kvtierd.plan.docker import IMAGE_CANN_HOME
 from kvtierd.plan.engine import EngineContext, EngineDriver
 from kvtierd.plan.engines import PlannedEngine, ask_driver, engine_unit, find_driver
 from kvtierd.plan.environment import find_install, memcache_env, merge_env
 from kvtierd.plan.hardware import uses_hcom
 from kvtierd.plan.inventory import Inventory, MemcacheInstall
 from kvtierd.plan.model import FileSpec, MetaAddress, NodePlan, PoolPlan, Series, UnitSpec
+from kvtierd.plan.place import memcache_place
 from kvtierd.plan.pool import check_memory, plan_hugepages, plan_pool
 from kvtierd.plan.ports import PortPlan
 from kvtierd.plan.remarks import Remarks
@@ -90,8 +92,11 @@ class _Planner:
         self.ports = PortPlan(inventory, self.remarks, owned_pids=owned_pids)
         self.is_master = settings.cluster.mode == "standalone" or settings.cluster.master == self.node
         self.install = find_install(settings.meta, inventory)
+        self.boxed = settings.meta.runner == "docker"
         self.python = (
-            settings.meta.python or (self.install.python if self.install else None) or toolchain.python
+            (None if self.boxed else settings.meta.python)
+            or (self.install.python if self.install else None)
+            or toolchain.python
         )
         self.version = self._memcache_version()
         self.conf_dir = f"{settings.paths.state}/conf"
@@ -137,6 +142,13 @@ class _Planner:
         meta = self.settings.meta
         if meta.version:
             return meta.version
+        if self.boxed:
+            self.remarks.refuse(
+                "memcache.image-version",
+                f"the MemCache version in the image {meta.image} is not known: kvtierd does not look into images",
+                'write it: [meta] version = "1.3.0"; the image says it with: pip show memcache-hybrid',
+            )
+            return ""
         if self.install is not None and self.install.memcache_version:
             if self.install.problem:
                 self.remarks.note("memcache.problem", self.install.problem)
@@ -174,7 +186,7 @@ class _Planner:
         address = self._addresses(engines, pool)
         files = self._conf_files(address, pool)
         env = memcache_env(self.toolchain, self.series, pool.protocol, self.inventory, self.install)
-        units = self._own_units(address, pool, env)
+        units = self._own_units(address, pool, hugepages=hugepages.pages > 0)
         for planned in self._engines(engines, address, pool, env):
             after = tuple(pool_id(i) for i in range(pool.providers)) if pool.placement == "standalone" else ()
             units.append(
@@ -395,33 +407,34 @@ class _Planner:
 
     # -- units
 
-    def _own_units(self, address: MetaAddress, pool: PoolPlan, env: dict[str, str]) -> list[UnitSpec]:
+    def _own_units(self, address: MetaAddress, pool: PoolPlan, *, hugepages: bool) -> list[UnitSpec]:
         units: list[UnitSpec] = []
+        place = memcache_place(
+            self.settings.meta, self.inventory, self.toolchain, series=self.series, protocol=pool.protocol,
+            install=self.install, python=self.python,
+            directories=(self.conf_dir, f"{self.settings.paths.logs}/memcache"),
+        )  # fmt: skip
         if self.settings.meta.endpoint == "relay":
             units.append(endpoint_unit(self.toolchain, address, f"{self.conf_dir}/endpoint.json"))
         if self.is_master:
             units.append(
-                meta_unit(
-                    self.toolchain, address, install=self._binary(), python=self.python,
-                    machine=self.inventory.machine, conf_path=f"{self.conf_dir}/mmc-meta.conf", env=env,
-                    user=self.settings.meta.user,
-                )
-            )  # fmt: skip
+                meta_unit(self.toolchain, address, place=place, conf_path=f"{self.conf_dir}/mmc-meta.conf")
+            )
         if pool.placement == "standalone":
+            if place.container is not None and not self.emulated:
+                self.remarks.note(
+                    "memcache.image-cann",
+                    f"pool holders look for CANN in {IMAGE_CANN_HOME} of {place.container.image},"
+                    " as engines in containers do; the driver's libraries are the host's",
+                )
             units += [
                 pool_unit(
-                    self.toolchain, index, pool, python=self.python, env=env, user=self.settings.meta.user,
-                    conf_path=f"{self.conf_dir}/mmc-local-pool.conf", emulated=self.emulated,
-                    after=(META_ID,) if self.is_master else (),
+                    self.toolchain, index, place=place, conf_path=f"{self.conf_dir}/mmc-local-pool.conf",
+                    emulated=self.emulated, hugepages=hugepages, after=(META_ID,) if self.is_master else (),
                 )
                 for index in range(pool.providers)
             ]  # fmt: skip
         return units
-
-    def _binary(self) -> MemcacheInstall | None:
-        if self.settings.meta.runtime != "binary":
-            return None
-        return self.install or MemcacheInstall(runtime="binary", home=self.settings.meta.home)
 
     def _held_card(self, engine: EngineSettings) -> str | None:
         """A process of somebody else on one of the engine's cards: it would fail minutes later for want of memory."""
@@ -437,8 +450,13 @@ class _Planner:
         """As installed in the engine's interpreter; an image's is not known."""
         if engine.runner == "docker":
             return None
-        python = engine.python or self.python
+        python = self._engine_python(engine)
         return _version_in(self.inventory.install_in(python), driver.package)
+
+    def _engine_python(self, engine: EngineSettings) -> str:
+        """Its own, else [meta] python where that is one of the same kind of place, else the host's."""
+        named = self.settings.meta.python if engine.runner == "docker" or not self.boxed else None
+        return engine.python or named or self.python
 
     def _nic_of_this_node(self) -> str | None:
         """The interface that carries this node's address among the peers."""
@@ -470,7 +488,7 @@ class _Planner:
                 devices=engine.devices,
                 host=engine.host,
                 port=engine.port or driver.default_port,
-                python=engine.python or self.python,
+                python=self._engine_python(engine),
                 args=engine.args,
                 env=engine.env,
                 memcache_env=merge_env(self.toolchain.base_env, env),

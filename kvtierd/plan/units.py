@@ -10,19 +10,17 @@ import difflib
 from collections.abc import Sequence
 
 from kvtierd.errors import UsageError
-from kvtierd.plan.environment import merge_env
-from kvtierd.plan.inventory import MemcacheInstall
 from kvtierd.plan.model import (
     HttpProbe,
     LogProbe,
     MetaAddress,
-    PoolPlan,
     Readiness,
     RestartPolicy,
     StopPolicy,
     TcpProbe,
     UnitSpec,
 )
+from kvtierd.plan.place import MemcachePlace
 from kvtierd.plan.toolchain import Toolchain
 
 ENDPOINT_ID = "kvtier-endpoint-main"
@@ -37,6 +35,11 @@ META_FATAL = (
 )
 # Of our own start scripts (78: no usable MemCache or configuration) and the emulation's launcher (77: not allowed).
 FATAL_EXITS = (77, 78)
+STOP_SECONDS = 15.0
+# Docker kills what has not ended by then; its client must still be there to hear of it.
+CONTAINER_STOP_SECONDS = 12.0
+HUGEPAGE_FILES = "/dev/hugepages"
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where MemCache keeps a pool's memory
 
 
 def pool_id(index: int) -> str:
@@ -76,34 +79,31 @@ def meta_unit(
     toolchain: Toolchain,
     address: MetaAddress,
     *,
-    install: MemcacheInstall | None,
-    python: str,
-    machine: str,
+    place: MemcachePlace,
     conf_path: str,
-    env: dict[str, str],
-    user: str | None,
 ) -> UnitSpec:
-    """The MetaService, by wheel or by run package."""
-    if install is not None and install.runtime == "binary":
-        program = install.executable or f"{install.home}/{machine}-linux/bin/mmc_meta_service"
-        command: tuple[str, ...] = (program,)
-    else:
-        command = (python, toolchain.run_meta_script)
-    prefix = toolchain.emulation.prefix if toolchain.emulation else ()
+    """The MetaService, by wheel or by run package, on the host or in a container."""
+    argv, env = place.command(
+        toolchain,
+        name=META_ID,
+        command=(place.program,) if place.program else (place.python, toolchain.run_meta_script),
+        env={**place.meta_env, "MMC_META_CONFIG_PATH": conf_path},
+        stop_seconds=CONTAINER_STOP_SECONDS,
+    )
     return UnitSpec(
         id=META_ID,
         kind="meta",
         name="main",
-        argv=(*prefix, *command),
-        env=merge_env(toolchain.base_env, env, {"MMC_META_CONFIG_PATH": conf_path}),
-        user=user,
+        argv=argv,
+        env=env,
+        user=place.user,
         files=(conf_path,),
         ports=(
             _port(address.server_meta_url),
             _port(address.server_config_store_url),
             _port(address.metrics_url),
         ),
-        namespace=toolchain.emulation.root if toolchain.emulation else None,
+        namespace=toolchain.namespace,
         readiness=Readiness(
             # What the answer says, and whose it is, the daemon checks beside this.
             probes=(HttpProbe(url=f"{address.metrics_url}/health"),),
@@ -120,35 +120,43 @@ def meta_unit(
             fatal_patterns=META_FATAL,
             fatal_exit_codes=FATAL_EXITS,
         ),
-        stop=StopPolicy(timeout_seconds=15),
+        stop=StopPolicy(timeout_seconds=STOP_SECONDS),
     )
 
 
 def pool_unit(
     toolchain: Toolchain,
     index: int,
-    planned: PoolPlan,
     *,
-    python: str,
+    place: MemcachePlace,
     conf_path: str,
-    env: dict[str, str],
-    user: str | None,
     emulated: bool,
+    hugepages: bool,
     after: tuple[str, ...],
 ) -> UnitSpec:
     """A pool holder: a LocalService in a process of its own that only contributes DRAM."""
-    prefix = toolchain.emulation.prefix if toolchain.emulation else ()
+    devices = () if emulated else (index,)
+    argv, env = place.command(
+        toolchain,
+        name=pool_id(index),
+        command=(place.python, toolchain.run_pool_script, "--device", str(index)),
+        env={**place.pool_env, "MMC_LOCAL_CONFIG_PATH": conf_path},
+        devices=devices,
+        # The pool's memory lies here, and the other members of the pool on this host look for it here.
+        directories=(SHARED_MEMORY, *((HUGEPAGE_FILES,) if hugepages else ())),
+        stop_seconds=CONTAINER_STOP_SECONDS,
+    )
     return UnitSpec(
         id=pool_id(index),
         kind="pool",
         name=str(index),
-        argv=(*prefix, python, toolchain.run_pool_script, "--device", str(index)),
-        env=merge_env(toolchain.base_env, env, {"MMC_LOCAL_CONFIG_PATH": conf_path}),
-        user=user,
-        devices=() if emulated else (index,),
+        argv=argv,
+        env=env,
+        user=place.user,
+        devices=devices,
         files=(conf_path,),
         after=after,
-        namespace=toolchain.emulation.root if toolchain.emulation else None,
+        namespace=toolchain.namespace,
         readiness=Readiness(
             probes=(LogProbe(contains="kvtierd-pool ready"),),
             # Reserving and registering hundreds of GiB takes its time on hardware.
@@ -160,7 +168,7 @@ def pool_unit(
             limit=20,
             fatal_exit_codes=FATAL_EXITS,
         ),
-        stop=StopPolicy(timeout_seconds=15),
+        stop=StopPolicy(timeout_seconds=STOP_SECONDS),
     )
 
 

@@ -46,6 +46,40 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class RunnerSettings(Section):
+    """What [meta] and [[engine]] share: as a process of the host, or in a container."""
+
+    runner: Literal["host", "docker"] = Field(
+        "host", description="host: as a process; docker: in a container"
+    )
+    image: str | None = Field(
+        None, description="container image (runner = docker)",
+        examples=["quay.io/ascend/vllm-ascend:releases-v0.13.0-openeuler"],
+    )  # fmt: skip
+    mounts: tuple[str, ...] = Field(
+        (),
+        description="further bind mounts, source:target[:ro] (runner = docker)",
+        examples=[["/data/weights:/root/.cache"]],
+    )
+
+    @model_validator(mode="after")
+    def _container(self) -> Self:
+        if self.runner == "docker" and not self.image:
+            raise ValueError("runner docker needs an image")
+        if self.runner == "host" and (self.image or self.mounts):
+            written = "image" if self.image else "mounts"
+            raise ValueError(
+                f'{written} is for a container; write runner = "docker" as well, or leave it out'
+            )
+        # A word of docker's command line: one that begins with a dash would be an option.
+        if self.image and not re.fullmatch(r"[\w][\w./:@+-]*", self.image):
+            raise ValueError(f"image {self.image!r} is not the name of an image")
+        wrong = [m for m in self.mounts if not re.fullmatch(r"/[^:]*:/[^:]*(:ro)?", m)]
+        if wrong:
+            raise ValueError(f"mount {wrong[0]!r} is not of the form /source:/target[:ro]")
+        return self
+
+
 class NodeSettings(Section):
     """[node]: this host."""
 
@@ -137,8 +171,8 @@ class PoolSettings(Section):
         return self
 
 
-class MetaSettings(Section):
-    """[meta]: the MetaService."""
+class MetaSettings(RunnerSettings):
+    """[meta]: the MetaService, and how it and the pool holders run."""
 
     port: Port = Field(
         5000, description="port engines reach the MetaService at, on loopback", examples=[5000]
@@ -169,12 +203,13 @@ class MetaSettings(Section):
     )
     python: AbsolutePath | None = Field(
         None,
-        description="interpreter that has memcache-hybrid (the engines'); default: the one kvtierd runs in",
+        description="interpreter that has memcache-hybrid (the engines'), in the image with runner docker;"
+        " default: the one kvtierd runs in, python3 in an image",
         examples=["/usr/local/python3.11.14/bin/python3"],
     )
     home: AbsolutePath = Field(
         "/usr/local/memcache_hybrid/latest",
-        description="where the run package is installed (runtime = binary)",
+        description="where the run package is installed (runtime = binary), in the image with runner docker",
         examples=["/usr/local/memcache_hybrid/latest"],
     )
     fabric_home: AbsolutePath = Field(
@@ -183,11 +218,13 @@ class MetaSettings(Section):
     version: str | None = Field(
         None,
         pattern=r"^\d+\.\d+(\.\d+)?$",
-        description="MemCache version; default: as installed",
+        description="MemCache version; default: as installed; that of an image must be written",
         examples=["1.3.0"],
     )
     user: str | None = Field(
-        None, description="user that runs the MetaService and pool holders; default: kvtierd's own"
+        None,
+        description="user that runs the MetaService and pool holders (with runner docker: docker's client);"
+        " default: kvtierd's own",
     )
     log_level: Literal["debug", "info", "warn", "error"] = Field("info", description="MemCache's log level")
     lease_ttl: Duration = Field(10.0, description="how long a read lease on a key lasts", examples=["10s"])
@@ -246,7 +283,7 @@ class ClusterSettings(Section):
         return self
 
 
-class EngineSettings(Section):
+class EngineSettings(RunnerSettings):
     """[[engine]]: one inference engine on this host."""
 
     name: UnitName = Field(description="name of the engine", examples=["qwen3"])
@@ -283,18 +320,6 @@ class EngineSettings(Section):
         description="host memory for the engine's own second tier, for the whole engine",
         examples=["64GiB"],
     )
-    runner: Literal["host", "docker"] = Field(
-        "host", description="host: as a process; docker: in a container"
-    )
-    image: str | None = Field(
-        None, description="container image (runner = docker)",
-        examples=["quay.io/ascend/vllm-ascend:releases-v0.13.0-openeuler"],
-    )  # fmt: skip
-    mounts: tuple[str, ...] = Field(
-        (),
-        description="further bind mounts, source:target[:ro] (runner = docker)",
-        examples=[["/data/weights:/root/.cache"]],
-    )
     shm_size: str = Field(
         "500g", description="size of the container's /dev/shm (runner = docker)", examples=["500g"]
     )
@@ -320,11 +345,6 @@ class EngineSettings(Section):
             raise ValueError(f"host {self.host!r} is not an IP address") from None
         if len(set(self.devices)) != len(self.devices):
             raise ValueError("devices names one device twice")
-        if self.runner == "docker" and not self.image:
-            raise ValueError("runner docker needs an image")
-        wrong = [m for m in self.mounts if not re.fullmatch(r"/[^:]*:/[^:]*(:ro)?", m)]
-        if wrong:
-            raise ValueError(f"mount {wrong[0]!r} is not of the form /source:/target[:ro]")
         return self
 
 

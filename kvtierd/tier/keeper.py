@@ -16,6 +16,7 @@ from kvtierd.files import write_atomic
 from kvtierd.host.view import SystemRunner
 from kvtierd.memcache.health import PoolState
 from kvtierd.memcache.rest import MetaClient
+from kvtierd.memcache.run_purge import EXIT_CONFIG
 from kvtierd.plan.model import NodePlan
 from kvtierd.tier.machine import Action, TierInputs, TierMachine, TierView
 
@@ -134,7 +135,13 @@ class TierKeeper:
         if result.timed_out:
             raise MemcacheError(f"the purge did not end within {PURGE_SECONDS:.0f} s", code="memcache.purge")
         if not result.ok:
-            raise MemcacheError(f"the pool could not be purged: {result.describe()}", code="memcache.purge")
+            raise MemcacheError(
+                f"the pool could not be purged: {result.describe()}",
+                hint="[meta] python names an interpreter that has memcache-hybrid, in the image with runner docker"
+                if result.code == EXIT_CONFIG
+                else "",
+                code="memcache.purge",
+            )
         return time.monotonic() - started
 
     async def close(self) -> None:

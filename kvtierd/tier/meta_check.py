@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Collection
 
 from kvtierd.errors import MemcacheError
+from kvtierd.host.containers import container_pid
 from kvtierd.memcache.health import Address, MetaObservation, meta_conditions
 from kvtierd.memcache.listening import listening_addresses
 from kvtierd.memcache.rest import MetaClient
@@ -16,14 +17,22 @@ from kvtierd.memcache.rest import MetaClient
 HEALTH_SECONDS = 2.0
 
 
-async def check_meta(metrics_url: str, expected: Collection[Address], pid: int) -> str | None:
+async def check_meta(
+    metrics_url: str, expected: Collection[Address], pid: int, *, container: tuple[str, str] | None = None
+) -> str | None:
     """``None`` when the process is a MetaService that is up, else what stands against it.
 
     Args:
         metrics_url: Where its HTTP service should be.
         expected: Every address that it must listen on.
         pid: Its process.
+        container: Name and docker program when it runs in a container: then ``pid`` is docker's client.
     """
+    if container is not None:
+        inside = await asyncio.to_thread(container_pid, *container)
+        if inside is None:
+            return f"docker does not say which process the container {container[0]} has"
+        pid = inside
     try:
         listening = await asyncio.to_thread(listening_addresses, pid)
     except MemcacheError as error:

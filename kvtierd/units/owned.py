@@ -6,13 +6,16 @@ from pathlib import Path
 
 import psutil
 
+from kvtierd.host.containers import container_pid
+from kvtierd.plan.docker import container_of
 from kvtierd.units import procfs
 from kvtierd.units.shim_record import read_record
 
 
 def owned_pids(units_directory: Path) -> frozenset[int]:
-    """Process ids of all running units with everything below them. Empty when there are none or we may not look.
+    """Process ids of all running units with everything below them; empty when there are none or we may not look.
 
+    Processes in a unit's container count: they are no children of docker's client, but its ports are the unit's.
     A recorded number that another process has by now is not ours: start time and boot are compared.
     """
     pids: set[int] = set()
@@ -29,7 +32,15 @@ def owned_pids(units_directory: Path) -> frozenset[int]:
             continue
         try:
             process = psutil.Process(record["pid"])
-            pids.update((process.pid, *(child.pid for child in process.children(recursive=True))))
+            pids |= _family(process)
+            container = container_of(process.cmdline())
+            inside = container_pid(*container) if container else None
+            if inside is not None:
+                pids |= _family(psutil.Process(inside))
         except psutil.Error:
             continue
     return frozenset(pids)
+
+
+def _family(process: psutil.Process) -> set[int]:
+    return {process.pid, *(child.pid for child in process.children(recursive=True))}

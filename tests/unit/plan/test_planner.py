@@ -426,6 +426,74 @@ def test_an_engine_in_a_container_is_wrapped_and_its_conf_directory_mounted():
     assert "/dev/davinci1" in argv
 
 
+BOXED = {"runner": "docker", "image": "img:1", "version": "1.3.0", "mounts": ["/ca:/ca:ro"]}
+
+
+def test_a_meta_service_in_a_container_sees_its_files_logs_and_our_scripts_and_has_no_card():
+    made = plan(configured(meta=BOXED, engine=[engine()]), host("a2-2cards"))
+    assert made.refusals == ()
+    meta = made.unit("kvtier-meta-main")
+    conf, logs = "/var/lib/kvtierd/conf", "/var/log/kvtierd/memcache"
+    assert meta.argv == (
+        "/opt/kvtierd/bin/python", "-m", "kvtierd.engines.docker_run", "--name", "kvtier-meta-main",
+        "--stop-seconds", "12", "--", "run", "--rm", "--name", "kvtier-meta-main", "--net=host",
+        "-v", f"{conf}:{conf}", "-v", f"{logs}:{logs}", "-v", "/opt/kvtierd:/opt/kvtierd:ro", "-v", "/ca:/ca:ro",
+        "-e", "LANG", "-e", "MMC_META_CONFIG_PATH", "-e", "PYTHONUNBUFFERED",
+        "img:1", "python3", "/opt/kvtierd/run_meta.py",
+    )  # fmt: skip
+    assert meta.env["MMC_META_CONFIG_PATH"] == f"{conf}/mmc-meta.conf"
+    assert "PATH" in meta.env, "docker's client needs one, which the image must not get"
+    assert meta.stop.timeout_seconds > 12, "docker kills first"
+    assert f"log_path = {logs}" in file(made, "mmc-meta.conf")
+    assert made.memcache_version == "1.3.0"
+
+
+def test_a_pool_holder_in_a_container_has_its_card_the_driver_and_the_host_s_shared_memory():
+    pool = {"dram": 64 * GIB, "placement": "standalone", "holders": 2, "hugepages": 40000}
+    meta = {**BOXED, "python": "/image/bin/python3"}
+    made = plan(configured(pool=pool, meta=meta, engine=[engine()]), host("a2-2cards"))
+    argv = " ".join(made.unit("kvtier-pool-1").argv)
+    for part in (
+        "--device /dev/davinci1 --device /dev/davinci_manager", "/usr/local/bin/npu-smi:/usr/local/bin/npu-smi",
+        "-v /dev/shm:/dev/shm -v /dev/hugepages:/dev/hugepages", "-e ASCEND_HOME_PATH -e", "-e MMC_LOCAL_CONFIG_PATH",
+        "img:1 /image/bin/python3 /opt/kvtierd/run_pool.py --device 1",
+    ):  # fmt: skip
+        assert part in argv
+    env = made.unit("kvtier-pool-1").env
+    assert env["ASCEND_HOME_PATH"] == "/usr/local/Ascend/ascend-toolkit/latest", "the image's CANN"
+    assert "site-packages" not in env["LD_LIBRARY_PATH"], "the host's wheel is not in the image"
+    assert made.unit("kvtier-pool-1").devices == (1,)
+    assert "memcache.image-cann" in codes(made.notes)
+
+
+def test_an_engine_of_the_host_does_not_get_the_interpreter_of_an_image():
+    driver = FakeDriver()
+    engines = [engine(), engine(name="f", devices=[], port=8114, runner="docker", image="img:1")]
+    meta = {**BOXED, "python": "/image/bin/python3"}
+    plan(configured(meta=meta, engine=engines), host("a2-2cards"), {"fake": driver})
+    assert [c.python for c in driver.contexts] == [
+        "/usr/local/python3.11.14/bin/python3",
+        "/image/bin/python3",
+    ]
+    assert "site-packages" in driver.contexts[0].memcache_env["LD_LIBRARY_PATH"], "the host's own wheel"
+
+
+def test_the_run_package_in_an_image():
+    meta = {**BOXED, "runtime": "binary", "home": "/opt/mmc", "fabric_home": "/opt/mf"}
+    made = plan(configured(meta=meta, engine=[engine()]), host("a2-2cards"))
+    unit = made.unit("kvtier-meta-main")
+    assert unit.argv[-2:] == ("img:1", "/opt/mmc/aarch64-linux/bin/mmc_meta_service")
+    assert unit.env["LD_LIBRARY_PATH"] == "/opt/mmc/aarch64-linux/lib64:/opt/mf/aarch64-linux/lib64"
+
+
+def test_the_version_in_an_image_must_be_written():
+    made = plan(configured(meta={"runner": "docker", "image": "img:1"}, engine=[engine()]), host("a2-2cards"))
+    refusal = next(r for r in made.refusals if r.code == "memcache.image-version")
+    assert "img:1" in refusal.message
+    assert '[meta] version = "1.3.0"' in refusal.hint
+    assert made.memcache_version == "", "not the host's"
+
+
 def test_engines_of_other_nodes_are_not_ours():
     made = plan(configured(engine=[engine(nodes=["elsewhere"])]), host("a2-2cards"))
     assert [u.kind for u in made.units] == ["endpoint", "meta"]

@@ -31,6 +31,28 @@ def test_the_smallest_file_has_the_design_s_defaults(tmp_path):
     assert loaded.cluster.mode == "standalone"
 
 
+@pytest.mark.parametrize("section", ["[meta]\n", '[[engine]]\nname = "a"\nplugin = "x"\n'])
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ('runner = "docker"', "runner docker needs an image"),
+        ('image = "img:1"', 'image is for a container; write runner = "docker"'),
+        ('mounts = ["/a:/b"]', "mounts is for a container"),
+        ('runner = "docker"\nimage = "--privileged"', "is not the name of an image"),
+        ('runner = "docker"\nimage = "img:1"\nmounts = ["a:b"]', "is not of the form /source:/target[:ro]"),
+    ],
+)
+def test_what_belongs_to_a_container_goes_together(tmp_path, section, lines, message):
+    (problem,) = problems_of(tmp_path, f"{MINIMAL}{section}{lines}\n")
+    assert message in problem.message
+
+
+def test_an_image_may_have_a_registry_with_a_port_a_tag_and_a_digest(tmp_path):
+    image = "host.example:5000/ascend/vllm-ascend:v0.13.0-openeuler@sha256:0123abcd"
+    text = f'{MINIMAL}[meta]\nrunner = "docker"\nimage = "{image}"\nmounts = ["/a:/b:ro"]\n'
+    assert load_settings(write(tmp_path, text), {}).meta.image == image
+
+
 @pytest.mark.parametrize(
     ("text", "line", "key", "code", "in_message", "in_hint"),
     [

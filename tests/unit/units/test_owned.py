@@ -2,7 +2,12 @@ import json
 import os
 import subprocess
 import sys
+import time
 
+import psutil
+
+from kvtierd.plan.docker import docker_argv
+from kvtierd.plan.toolchain import Toolchain
 from kvtierd.units import procfs
 from kvtierd.units.owned import owned_pids
 
@@ -27,6 +32,27 @@ def test_running_units_and_their_children_are_ours(tmp_path):
         os.kill(child, 9)
         parent.wait()
         parent.stdout.close()
+
+
+def test_the_processes_of_a_unit_s_container_are_ours_too(tmp_path):
+    inside = subprocess.Popen(["sleep", "30"])
+    docker = tmp_path / "docker"
+    docker.write_text(f"#!/bin/sh\n[ $1 = inspect ] && echo {inside.pid} || sleep 30\n")
+    docker.chmod(0o755)
+    tools = Toolchain(python=sys.executable, run_meta_script="m", run_pool_script="p", docker=str(docker))
+    client = subprocess.Popen(docker_argv(tools, name="n", image="IMAGE", command=("x",), env={}))
+    try:
+        record(tmp_path / "units" / "u", client.pid)
+        deadline = time.monotonic() + 10
+        while inside.pid not in owned_pids(tmp_path / "units") and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert {client.pid, inside.pid} <= owned_pids(tmp_path / "units")
+    finally:
+        for child in psutil.Process(client.pid).children(recursive=True):
+            child.kill()
+        for process in (client, inside):
+            process.kill()
+            process.wait()
 
 
 def test_a_reused_number_another_boot_and_an_ended_run_are_not_ours(tmp_path):

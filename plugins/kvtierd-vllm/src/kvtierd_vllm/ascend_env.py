@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Final
 
+from kvtierd.plan.docker import IMAGE_CANN_HOME
 from kvtierd.plan.engine import ENGINE_BASE_ENV, EngineContext, Remarks
 from kvtierd.plan.environment import MAX_HASH_SEED, is_hash_seed, merge_env
 
-IMAGE_CANN_HOME: Final = "/usr/local/Ascend/ascend-toolkit/latest"  # in vllm-ascend's container images
 DEFAULT_HASH_SEED: Final = "0"
 _PATHS: Final = frozenset({"LD_LIBRARY_PATH", "PATH", "PYTHONPATH"})
 _OWNED: Final[Mapping[str, str]] = {
