@@ -43,7 +43,7 @@ test-fast: setup  ## unit tests only
 test-engines: setup  ## real vLLM and real SGLang on the CPU; installs them into a cache outside the checkout (minutes, GBs)
 	-$(BIN)/python plugins/kvtierd-vllm/engine-env/setup.py
 	-$(BIN)/python plugins/kvtierd-sglang/engine-env/setup.py
-	$(BIN)/pytest tests/engines $(PYTEST_ARGS)
+	$(BIN)/pytest -rs tests/engines $(PYTEST_ARGS)
 
 lint: setup  ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .
