@@ -6,19 +6,16 @@ import hashlib
 import json
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
-from typing import Any
 
-from kvtierd.errors import ConfError
 from kvtierd.mmc_conf.lookup import find_key
-from kvtierd.mmc_conf.model import LocalConf, MetaConf
-from kvtierd.mmc_conf.render import render_local, render_meta
 from kvtierd.mmc_conf.versions import resolve_version
+from kvtierd.plan.addresses import plan_addresses
 from kvtierd.plan.docker import IMAGE_CANN_HOME
 from kvtierd.plan.engine import EngineContext, EngineDriver
 from kvtierd.plan.engines import PlannedEngine, ask_driver, engine_unit, find_driver
 from kvtierd.plan.environment import find_install, memcache_env, merge_env
-from kvtierd.plan.hardware import uses_hcom
 from kvtierd.plan.inventory import Inventory, MemcacheInstall
+from kvtierd.plan.memcache_files import MemcacheConf
 from kvtierd.plan.model import FileSpec, MetaAddress, NodePlan, PoolPlan, Series, UnitSpec
 from kvtierd.plan.place import memcache_place
 from kvtierd.plan.pool import check_memory, plan_hugepages, plan_pool
@@ -26,11 +23,8 @@ from kvtierd.plan.ports import PortPlan
 from kvtierd.plan.remarks import Remarks
 from kvtierd.plan.series import detect_series
 from kvtierd.plan.toolchain import Toolchain
-from kvtierd.plan.units import ENDPOINT_ID, META_ID, endpoint_unit, engine_id, meta_unit, pool_id, pool_unit
+from kvtierd.plan.units import META_ID, endpoint_unit, engine_id, meta_unit, pool_id, pool_unit
 from kvtierd.settings import EngineSettings, Settings
-
-LOOPBACK = "127.0.0.1"
-DEFAULT_METRICS_PORT = 8000
 
 
 def make_plan(
@@ -183,11 +177,18 @@ class _Planner:
             self.settings.pool, pool, hugepages, self.inventory, self.remarks, owned_pages=self.owned_pages
         )
         self._check_cluster()
-        address = self._addresses(engines, pool)
-        files = self._conf_files(address, pool)
+        address = plan_addresses(
+            self.settings,
+            self.ports,
+            pool,
+            is_master=self.is_master,
+            engine_ports=self._engine_ports(engines),
+        )
+        memcache = MemcacheConf(self.settings, address, pool, self.conf_dir)
+        files = memcache.files(self.version, self.remarks, a3=self.series == "A3", is_master=self.is_master)
         env = memcache_env(self.toolchain, self.series, pool.protocol, self.inventory, self.install)
         units = self._own_units(address, pool, hugepages=hugepages.pages > 0)
-        for planned in self._engines(engines, address, pool, env):
+        for planned in self._engines(engines, memcache, env):
             after = tuple(pool_id(i) for i in range(pool.providers)) if pool.placement == "standalone" else ()
             units.append(
                 engine_unit(
@@ -220,6 +221,13 @@ class _Planner:
             left_out=self.left_out,
         )
 
+    def _engine_ports(self, engines: list[EngineSettings]) -> set[int]:
+        """Those that the settings name, and the drivers' defaults for the others."""
+        wanted = ((e.port, self.drivers.get(e.plugin)) for e in engines)
+        return {
+            port for named, driver in wanted if (port := named or (driver.default_port if driver else None))
+        }
+
     def _engine_ranks(self, engines: list[EngineSettings]) -> int:
         """What the drivers said; till then one rank a device, and one for an engine without. No engine: every die."""
         devices = [d for e in engines for d in e.devices]
@@ -249,161 +257,6 @@ class _Planner:
                 "several nodes over the relaying endpoint need mutual TLS between nodes, which this version does not have",
                 'write [meta] endpoint = "direct"',
             )
-
-    # -- addresses and ports
-
-    def _addresses(self, engines: list[EngineSettings], pool: PoolPlan) -> MetaAddress:
-        meta = self.settings.meta
-        relay = meta.endpoint == "relay"
-        bind = LOOPBACK if relay or self.settings.cluster.mode == "standalone" else self._master_address()
-        owner = ENDPOINT_ID if relay else META_ID
-        written = {p for p in (meta.metrics_port, meta.backend_port, meta.backend_config_store_port) if p}
-        written |= {p for e in engines if (p := e.port or self._default_port(e))}
-        if relay or self.is_master:
-            self.ports.claim(meta.port, owner, "MetaService for engines", address=bind, setting="[meta] port")
-            self.ports.claim(
-                meta.config_store_port, owner, "config store for engines", address=bind,
-                setting="[meta] config_store_port",
-            )  # fmt: skip
-        written |= {meta.port, meta.config_store_port, *self._hcom_ports(pool)}
-        server_port, server_store_port = meta.port, meta.config_store_port
-        metrics_port = meta.metrics_port or DEFAULT_METRICS_PORT
-        if self.is_master:
-            if relay:
-                server_port = self._backend(meta.backend_port, meta.port, "MetaService behind the endpoint",
-                                            "[meta] backend_port", written)  # fmt: skip
-                server_store_port = self._backend(
-                    meta.backend_config_store_port, meta.config_store_port, "config store behind the endpoint",
-                    "[meta] backend_config_store_port", written,
-                )  # fmt: skip
-            if meta.metrics_port:
-                self.ports.claim(metrics_port, META_ID, "MetaService HTTP", setting="[meta] metrics_port")
-            else:
-                metrics_port = self.ports.claim_default(
-                    metrics_port, META_ID, "MetaService HTTP", setting="[meta] metrics_port", avoid=written
-                )
-        for port in self._hcom_ports(pool):
-            self.ports.claim(port, "pool", "links between ranks", setting="[meta] hcom_port")
-        return MetaAddress(
-            client_meta_url=f"tcp://{bind}:{meta.port}",
-            client_config_store_url=f"tcp://{bind}:{meta.config_store_port}",
-            server_meta_url=f"tcp://{bind}:{server_port}",
-            server_config_store_url=f"tcp://{bind}:{server_store_port}",
-            metrics_url=f"http://{LOOPBACK}:{metrics_port}",
-        )
-
-    def _backend(self, wanted: int | None, beside: int, purpose: str, setting: str, written: set[int]) -> int:
-        if wanted:
-            return self.ports.claim(wanted, META_ID, purpose, setting=setting)
-        return self.ports.claim_default(beside + 1, META_ID, purpose, setting=setting, avoid=written)
-
-    def _hcom_ports(self, pool: PoolPlan) -> range:
-        if not uses_hcom(pool.protocol):
-            return range(0)
-        first = self.settings.meta.hcom_port
-        return range(first, first + pool.providers + pool.clients)
-
-    def _master_address(self) -> str:
-        cluster = self.settings.cluster
-        return next((p.address for p in cluster.peers if p.name == cluster.master), LOOPBACK)
-
-    def _default_port(self, engine: EngineSettings) -> int | None:
-        driver = self.drivers.get(engine.plugin)
-        return driver.default_port if driver else None
-
-    # -- files
-
-    def _conf_files(self, address: MetaAddress, pool: PoolPlan) -> list[FileSpec]:
-        files: list[FileSpec] = []
-        if self.settings.meta.endpoint == "relay":
-            files.append(
-                FileSpec(path=f"{self.conf_dir}/endpoint.json", content=self._endpoint_config(address))
-            )
-        if not self.version:
-            return files
-        a3 = self.series == "A3"
-        try:
-            if self.is_master:
-                files.append(
-                    self._rendered("mmc-meta.conf", render_meta(self._meta_conf(address), self.version))
-                )
-            client = self._local_conf(address, pool, dram_bytes=0)
-            if pool.placement == "standalone":
-                provider = self._local_conf(address, pool, dram_bytes=pool.dram_bytes_per_provider)
-                files.append(
-                    self._rendered("mmc-local-pool.conf", render_local(provider, self.version, a3=a3))
-                )
-            engines = self._engine_conf(address, pool)
-            files.append(self._rendered("mmc-local.conf", render_local(engines, self.version, a3=a3)))
-            if self.is_master:
-                # kvtierd's own client (purge) goes past the endpoint, which withholds everything meanwhile.
-                own = client.model_copy(
-                    update={
-                        "meta_service_url": address.server_meta_url,
-                        "config_store_url": address.server_config_store_url,
-                    }
-                )
-                files.append(self._rendered("mmc-local-admin.conf", render_local(own, self.version, a3=a3)))
-        except ConfError as error:
-            self.remarks.refuse(error.stable_code, error.message, error.hint)
-        return files
-
-    def _hcom_address(self) -> str:
-        """The address in hcom_url: in a cluster the master's, on every node the same, as the practice guide has it."""
-        if self.settings.cluster.mode == "standalone":
-            return self.settings.node.address or LOOPBACK
-        return self._master_address()
-
-    def _rendered(self, name: str, content: str) -> FileSpec:
-        return FileSpec(path=f"{self.conf_dir}/{name}", content=content)
-
-    def _meta_conf(self, address: MetaAddress) -> MetaConf:
-        meta, pool = self.settings.meta, self.settings.pool
-        return MetaConf(
-            meta_service_url=address.server_meta_url,
-            config_store_url=address.server_config_store_url,
-            metrics_url=address.metrics_url,
-            log_level=meta.log_level,
-            log_path=f"{self.settings.paths.logs}/memcache",
-            evict_threshold_high=pool.evict_high,
-            evict_threshold_low=pool.evict_low,
-            lease_ttl_ms=round(meta.lease_ttl * 1000),
-            extra=meta.conf,
-        )
-
-    def _engine_conf(self, address: MetaAddress, pool: PoolPlan) -> LocalConf:
-        """What mmc-local.conf says: an engine's rank brings memory unless the pool has holders of its own."""
-        holds = pool.placement == "engine"
-        return self._local_conf(address, pool, dram_bytes=pool.dram_bytes_per_provider if holds else 0)
-
-    def _local_conf(self, address: MetaAddress, pool: PoolPlan, *, dram_bytes: int) -> LocalConf:
-        return LocalConf(
-            meta_service_url=address.client_meta_url,
-            config_store_url=address.client_config_store_url,
-            world_size=pool.world_size,
-            protocol=pool.protocol,
-            hcom_url=f"tcp://{self._hcom_address()}:{self.settings.meta.hcom_port}",
-            dram_size_bytes=dram_bytes,
-            max_dram_size_bytes=pool.dram_bytes_per_provider,
-            log_level=self.settings.meta.log_level,
-            extra=self.settings.meta.local_conf,
-        )
-
-    def _endpoint_config(self, address: MetaAddress) -> str:
-        config: dict[str, Any] = {
-            "listen": {
-                "meta": address.client_meta_url.removeprefix("tcp://"),
-                "config_store": address.client_config_store_url.removeprefix("tcp://"),
-            },
-            "target": {
-                "meta": address.server_meta_url.removeprefix("tcp://"),
-                "config_store": address.server_config_store_url.removeprefix("tcp://"),
-            },
-            "control_socket": f"{self.settings.paths.runtime}/endpoint.sock",
-            "state_file": f"{self.settings.paths.runtime}/endpoint-state.json",
-            "purge_on_unclean": self.settings.pool.purge_on_unclean,
-        }
-        return json.dumps(config, indent=2) + "\n"
 
     # -- units
 
@@ -469,7 +322,7 @@ class _Planner:
         self.left_out[engine.name] = self.remarks.notes[-1].message
 
     def _engines(
-        self, engines: list[EngineSettings], address: MetaAddress, pool: PoolPlan, env: dict[str, str]
+        self, engines: list[EngineSettings], memcache: MemcacheConf, env: dict[str, str]
     ) -> list[PlannedEngine]:
         planned: list[PlannedEngine] = []
         peers = self.settings.cluster.peers
@@ -492,13 +345,13 @@ class _Planner:
                 args=engine.args,
                 env=engine.env,
                 memcache_env=merge_env(self.toolchain.base_env, env),
-                local_conf_path=f"{self.conf_dir}/mmc-local.conf",
-                local_conf=self._engine_conf(address, pool),
-                meta_conf=self._meta_conf(address),
-                meta_service_url=address.client_meta_url,
-                config_store_url=address.client_config_store_url,
-                pool_placement=pool.placement,
-                pool=pool,
+                local_conf_path=memcache.engine_path,
+                local_conf=memcache.engine,
+                meta_conf=memcache.meta,
+                meta_service_url=memcache.address.client_meta_url,
+                config_store_url=memcache.address.client_config_store_url,
+                pool_placement=memcache.pool.placement,
+                pool=memcache.pool,
                 work_dir=f"{self.settings.paths.state}/engines/{engine.name}",
                 inventory=self.inventory,
                 version=engine.version or self._engine_version(driver, engine),

@@ -1,0 +1,130 @@
+"""MemCache's configuration of one node, as values and as the files that its processes read."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+from kvtierd.errors import ConfError
+from kvtierd.mmc_conf.model import LocalConf, MetaConf
+from kvtierd.mmc_conf.render import render_local, render_meta
+from kvtierd.plan.addresses import LOOPBACK, master_address
+from kvtierd.plan.model import FileSpec, MetaAddress, PoolPlan
+from kvtierd.plan.remarks import Remarks
+from kvtierd.settings import Settings
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemcacheConf:
+    """What the settings, the addresses and the pool come to in MemCache's words.
+
+    Attributes:
+        settings: The settings.
+        address: Where things listen.
+        pool: The pool.
+        directory: Where the files are.
+    """
+
+    settings: Settings
+    address: MetaAddress
+    pool: PoolPlan
+    directory: str
+
+    @property
+    def meta(self) -> MetaConf:
+        """The MetaService's, with the addresses that it binds."""
+        meta, pool = self.settings.meta, self.settings.pool
+        return MetaConf(
+            meta_service_url=self.address.server_meta_url,
+            config_store_url=self.address.server_config_store_url,
+            metrics_url=self.address.metrics_url,
+            log_level=meta.log_level,
+            log_path=f"{self.settings.paths.logs}/memcache",
+            evict_threshold_high=pool.evict_high,
+            evict_threshold_low=pool.evict_low,
+            lease_ttl_ms=round(meta.lease_ttl * 1000),
+            extra=meta.conf,
+        )
+
+    @property
+    def provider(self) -> LocalConf:
+        """A rank's that brings memory."""
+        return self._local(self.pool.dram_bytes_per_provider)
+
+    @property
+    def engine(self) -> LocalConf:
+        """An engine's rank's: it brings memory unless the pool has holders of its own."""
+        return self.provider if self.pool.placement == "engine" else self._local(0)
+
+    @property
+    def admin(self) -> LocalConf:
+        """kvtierd's own client's (purge): past the endpoint, which withholds everything meanwhile."""
+        return self._local(0).model_copy(
+            update={
+                "meta_service_url": self.address.server_meta_url,
+                "config_store_url": self.address.server_config_store_url,
+            }
+        )
+
+    @property
+    def engine_path(self) -> str:
+        """The file of :attr:`engine`."""
+        return f"{self.directory}/mmc-local.conf"
+
+    def _local(self, dram_bytes: int) -> LocalConf:
+        return LocalConf(
+            meta_service_url=self.address.client_meta_url,
+            config_store_url=self.address.client_config_store_url,
+            world_size=self.pool.world_size,
+            protocol=self.pool.protocol,
+            hcom_url=f"tcp://{self._hcom_address()}:{self.settings.meta.hcom_port}",
+            dram_size_bytes=dram_bytes,
+            max_dram_size_bytes=self.pool.dram_bytes_per_provider,
+            log_level=self.settings.meta.log_level,
+            extra=self.settings.meta.local_conf,
+        )
+
+    def _hcom_address(self) -> str:
+        """In a cluster the master's, on every node the same, as the practice guide has it."""
+        if self.settings.cluster.mode == "standalone":
+            return self.settings.node.address or LOOPBACK
+        return master_address(self.settings.cluster)
+
+    def files(self, version: str, remarks: Remarks, *, a3: bool, is_master: bool) -> list[FileSpec]:
+        """The files of this node; what MemCache would refuse becomes a refusal. Only the endpoint's without a version."""
+        files: list[FileSpec] = []
+        if self.settings.meta.endpoint == "relay":
+            files.append(self._file("endpoint.json", self._endpoint_json()))
+        if not version:
+            return files
+        try:
+            if is_master:
+                files.append(self._file("mmc-meta.conf", render_meta(self.meta, version)))
+            if self.pool.placement == "standalone":
+                files.append(self._file("mmc-local-pool.conf", render_local(self.provider, version, a3=a3)))
+            files.append(FileSpec(path=self.engine_path, content=render_local(self.engine, version, a3=a3)))
+            if is_master:
+                files.append(self._file("mmc-local-admin.conf", render_local(self.admin, version, a3=a3)))
+        except ConfError as error:
+            remarks.refuse(error.stable_code, error.message, error.hint)
+        return files
+
+    def _file(self, name: str, content: str) -> FileSpec:
+        return FileSpec(path=f"{self.directory}/{name}", content=content)
+
+    def _endpoint_json(self) -> str:
+        config: dict[str, Any] = {
+            "listen": {
+                "meta": self.address.client_meta_url.removeprefix("tcp://"),
+                "config_store": self.address.client_config_store_url.removeprefix("tcp://"),
+            },
+            "target": {
+                "meta": self.address.server_meta_url.removeprefix("tcp://"),
+                "config_store": self.address.server_config_store_url.removeprefix("tcp://"),
+            },
+            "control_socket": f"{self.settings.paths.runtime}/endpoint.sock",
+            "state_file": f"{self.settings.paths.runtime}/endpoint-state.json",
+            "purge_on_unclean": self.settings.pool.purge_on_unclean,
+        }
+        return json.dumps(config, indent=2) + "\n"
