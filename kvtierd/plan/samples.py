@@ -16,11 +16,12 @@ _REST: Final = re.compile(
     r'(?:\{(?P<labels>(?:[^"}\n]++|"(?:[^"\\\n]++|\\.)*+")*+)\})?[ \t]+(?P<value>[^\s]+)(?:[ \t]+-?\d+)?[ \t]*\r?(?:\n|\Z)'
 )
 _LABEL: Final = re.compile(r'(?:^|,)\s*(\w+)\s*=\s*"((?:[^"\\]++|\\.)*+)"')
+_KEPT_LABELS_CHARS: Final = 512
 _ESCAPE: Final = re.compile(r"\\(.)")
 
 
 class Sample(NamedTuple):
-    """One sample: its labels, and its value, which is finite."""
+    """One sample: its labels, which must not be changed, and its value, which is finite."""
 
     labels: Mapping[str, str]
     value: float
@@ -47,7 +48,9 @@ def read_samples(metrics_text: str, names: Collection[str]) -> dict[str, list[Sa
                     raise ValueError(f"not a Prometheus sample: {text[at + 1 : at + 200].splitlines()[0]!r}")
                 value = _number(name, found["value"])
                 if math.isfinite(value):
-                    samples.setdefault(name, []).append(Sample(_labels(found["labels"] or ""), value))
+                    labels = found["labels"] or ""
+                    read = _labels_again if len(labels) <= _KEPT_LABELS_CHARS else _labels
+                    samples.setdefault(name, []).append(Sample(read(labels), value))
             at = after
     return samples
 
@@ -75,11 +78,15 @@ def _number(name: str, text: str) -> float:
         raise ValueError(f"{name} is {text[:40]!r}, not a number") from None
 
 
-def _labels(text: str) -> dict[str, str]:
+def _labels(text: str) -> Mapping[str, str]:
     labels = dict(_LABEL.findall(text))
     if "\\" in text:
         labels = {name: _ESCAPE.sub(_unescaped, value) for name, value in labels.items()}
     return labels
+
+
+# An engine's labels are the same at every scrape. Few and short ones are kept, so that nothing grows.
+_labels_again = functools.lru_cache(maxsize=1024)(_labels)
 
 
 def _unescaped(found: re.Match[str]) -> str:
