@@ -283,6 +283,11 @@ class EngineSettings(Section):
         description="host memory for the engine's own second tier, for the whole engine",
         examples=["64GiB"],
     )
+    l3_switch: bool = Field(
+        False,
+        description="its L3 can be taken off and on while it runs (kvtierctl l3); for SGLang this sets an admin key",
+        examples=[True],
+    )
     runner: Literal["host", "docker"] = Field(
         "host", description="host: as a process; docker: in a container"
     )
