@@ -17,7 +17,7 @@ from kvtierd.cli.common import (
 )
 
 l3_app = typer.Typer(
-    help="Take an engine's L3 off and on while it runs (l3_switch = true in [[engine]]).",
+    help="Take an engine's L3 off and on while it runs; needs l3_switch = true in its settings.",
     no_args_is_help=True,
 )
 DeadlineOption = Annotated[
