@@ -66,9 +66,6 @@ def ask_driver(
             raise TypeError(f"launch() returned {type(launch).__name__}, not EngineLaunch")
         metrics_url = driver.metrics_url(context)
         talk = _talk(driver, context, serves_http=launch.serves_http)
-        open_secrets = [f.path for f in launch.files if f.secret and not f.private]
-        if open_secrets:
-            raise ValueError(f"{open_secrets[0]} holds a secret and its mode lets others read it")
     except Exception as error:  # noqa: BLE001 - foreign code: anything may come out of it
         remarks.refuse(
             "engine.plugin-failed",

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from kvtierd.plan.inventory import Record
 
@@ -25,12 +25,12 @@ class FileSpec(Record):
     """A file that kvtierd owns: written atomically with this content and mode (octal text, e.g. ``"0640"``).
 
     Content with ``SECRET_MARK`` makes it a secret: the word is drawn when the file is first written and kept from then
-    on, it stands in no plan and no log, and the mode must shut everybody else out (``"0600"``). ``user`` owns the file
-    where kvtierd may give it away (as root); ``None``: kvtierd's own user.
+    on, and it stands in no plan and no log. It must be the file's last word, and the mode must shut everybody else out
+    (``"0600"``). ``user`` owns the file where kvtierd may give it away (as root); ``None``: kvtierd's own user.
     """
 
     path: str
-    mode: str = "0644"
+    mode: str = Field("0644", pattern=r"^0?[0-7]{3,4}$")
     content: str
     user: str | None = None
 
@@ -43,6 +43,14 @@ class FileSpec(Record):
     def private(self) -> bool:
         """Whether the mode lets nobody but the owner read it."""
         return not int(self.mode, 8) & 0o077
+
+    @model_validator(mode="after")
+    def _check_secret(self) -> Self:
+        if self.secret and (self.content.count(SECRET_MARK) > 1 or self.content.split()[-1] != SECRET_MARK):
+            raise ValueError(f"{self.path}: a file has one secret, and it is the last word")
+        if self.secret and not self.private:
+            raise ValueError(f"{self.path} holds a secret and its mode {self.mode} lets others read it")
+        return self
 
 
 class PortUse(Record):

@@ -231,10 +231,6 @@ def files(subject: Subject) -> None:
                 not int(file.mode, 8) & 0o002,
                 f"files with {situation}: {file.path} can be written by anybody",
             )
-            expect(
-                file.private or not file.secret,
-                f"files with {situation}: {file.path} holds a secret and its mode {file.mode} lets others read it",
-            )
 
 
 def readiness(subject: Subject) -> None:

@@ -352,11 +352,24 @@ def test_a_secret_is_in_no_plan_and_its_file_is_the_engines_own():
     assert next(f for f in made.files if f.path == "/w/key").content == "key: <secret>\n"
 
 
-def test_a_secret_that_others_could_read_is_a_fault_of_the_plugin():
-    files = (FileSpec(path="/w/key", mode="0640", content="key: <secret>\n"),)
-    made = plan(configured(engine=[engine()]), host("a2-2cards"), {"fake": FakeDriver(files=files)})
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"mode": "0640", "content": "key: <secret>\n"}, "lets others read"),
+        ({"mode": "0600", "content": "key: <secret> more\n"}, "last word"),
+        ({"mode": "0600", "content": 'key: "<secret>"\n'}, "last word"),
+        ({"mode": "0600", "content": "a: <secret>\nb: <secret>\n"}, "one secret"),
+        ({"mode": "rw-------", "content": "x"}, "mode"),
+    ],
+)
+def test_a_file_that_would_give_its_secret_away_is_a_fault_of_the_plugin(fields, why):
+    class Careless(FakeDriver):
+        def launch(self, context):
+            return EngineLaunch(argv=("x",), files=(FileSpec(path="/w/key", **fields),))
+
+    made = plan(configured(engine=[engine()]), host("a2-2cards"), {"fake": Careless()})
     assert codes(made.refusals) == ["engine.plugin-failed"]
-    assert "/w/key" in made.refusals[0].message
+    assert why in made.refusals[0].message
 
 
 @pytest.mark.parametrize(

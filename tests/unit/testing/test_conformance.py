@@ -232,6 +232,7 @@ MUTANTS: list[tuple[str, type[Good]]] = [
     ("flush", with_member(flush=lambda self, context, tiers: (HttpCall(path="/reset"),))),
     ("flush", with_member(flush=lambda self, context, tiers: {"L1": (HttpCall(path="/x"),)}[min(tiers)])),
     ("launch-files", launching(lambda launch, context: {"files": (FileSpec(path="/c", content="k: <secret>"),)})),
+    ("launch-files", launching(lambda launch, context: {"files": (FileSpec(path="/c", mode="600x", content=""),)})),
     ("l3-switch", with_member(l3_switch=lambda self, context, *, on: ())),
     ("l3-switch", with_member(l3_switch=lambda self, context, *, on: (HttpCall(path=f"/l3/{on}"),))),
     ("l3-switch", with_member(l3_switch=lambda self, context, *, on: [HttpCall(path="/l3")] if on else unable())),
