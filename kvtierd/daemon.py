@@ -25,6 +25,7 @@ from kvtierd.assembly import (
 )
 from kvtierd.control.server import ControlServer
 from kvtierd.control.v1 import control_pb2 as pb
+from kvtierd.engines.l3_switch import DetachedEngines
 from kvtierd.engines.proof import GenerationProof
 from kvtierd.engines.rolling import Member, next_to_restart
 from kvtierd.errors import KvtierError
@@ -59,6 +60,7 @@ ROUND_SECONDS = 1.0  # when all is well; changes of units are seen at once, what
 BUSY_ROUND_SECONDS = 0.5  # while something is not
 RECOVERY_ROUND_SECONDS = 0.1  # while clients are held up because the MetaService died
 REST_LOOK_SECONDS = 2.0  # between two looks at the pool when all is well
+DETACHED_FILE = "l3-detached.json"
 RESTING = frozenset({"ready", "stopped", "failed"})
 STOP_ALL_SECONDS = 60.0
 DRAIN_SECONDS = 30.0  # of one engine in a rolling restart
@@ -87,6 +89,7 @@ class Daemon:
             supervisor=supervisor,
             observer=EngineObserver(fetch_text),
             lines=LineObserver(backend.follow),
+            detached=DetachedEngines(Path(settings.paths.state) / DETACHED_FILE),
         )
         self._verbs = NodeVerbs(self.node, self._reload)
         self._takeover = Takeover(self.node, self._verbs.act)

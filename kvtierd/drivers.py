@@ -29,10 +29,10 @@ class BoundedDriver:
         self.package = driver.package
         self.versions = driver.versions
 
-    def _call(self, method: str, *arguments: Any) -> Any:
+    def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
         function: Callable[..., Any] = getattr(self._driver, method)
         return self._calls.call(
-            f"{self.name}'s {method}()", lambda: function(*arguments), seconds=self._seconds
+            f"{self.name}'s {method}()", lambda: function(*arguments, **named), seconds=self._seconds
         )
 
     def launch(self, context: EngineContext) -> EngineLaunch:
@@ -66,3 +66,7 @@ class BoundedDriver:
     def flush(self, context: EngineContext, tiers: frozenset[Tier]) -> tuple[HttpCall, ...]:
         """Bounded."""
         return self._call("flush", context, tiers)  # type: ignore[no-any-return]
+
+    def l3_switch(self, context: EngineContext, *, on: bool) -> tuple[HttpCall, ...]:
+        """Bounded."""
+        return self._call("l3_switch", context, on=on)  # type: ignore[no-any-return]

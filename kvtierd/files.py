@@ -12,10 +12,11 @@ from pathlib import Path
 from kvtierd.errors import StateError
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o644, owner: tuple[int, int] | None = None) -> None:
     """Replaces ``path`` by a real file with this content; a reader sees the old or the new one, never a part.
 
-    A symbolic link at ``path`` is replaced by the file, not followed: MemCache refuses links.
+    A symbolic link at ``path`` is replaced by the file, not followed: MemCache refuses links. ``owner`` is the numbers
+    of the user and the group that get the file; nobody else can read it before it has its mode.
 
     Raises:
         StateError: no space, no permission; the old content is then untouched.
@@ -27,6 +28,8 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644) -> None:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(data)
             stream.flush()
+            if owner is not None:
+                os.fchown(stream.fileno(), *owner)
             os.fchmod(stream.fileno(), mode)
             os.fsync(stream.fileno())
         Path(temporary).replace(path)

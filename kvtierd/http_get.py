@@ -45,6 +45,7 @@ async def http_get(
     body_of_status: int | None = None,
     method: str = "GET",
     json_body: Any = None,
+    bearer: str | None = None,
 ) -> HttpAnswer:
     """The answer to a GET (or to another ``method``, with ``json_body`` as its body) of an ``http://`` address.
 
@@ -53,6 +54,7 @@ async def http_get(
         timeout_seconds: The limit of the whole call, from connecting to the last byte.
         most_body_bytes: A longer body is an error.
         body_of_status: Read the body only of an answer with this status; ``None``: of any.
+        bearer: A key for ``Authorization: Bearer``: letters, digits and ``._~+/=-``. It is in no error.
 
     Raises:
         HttpError: There was no answer; see its codes.
@@ -62,7 +64,7 @@ async def http_get(
         async with asyncio.timeout(timeout_seconds):
             reader, writer = await asyncio.open_connection(host, port, limit=MOST_HEAD_BYTES)
             try:
-                writer.write(_request(method, path, authority, json_body))
+                writer.write(_request(method, path, authority, json_body, bearer))
                 await writer.drain()
                 return await _read_answer(reader, most_body_bytes, body_of_status)
             finally:
@@ -79,8 +81,10 @@ async def http_get(
         ) from error
 
 
-def _request(method: str, path: str, authority: str, json_body: Any) -> bytes:
+def _request(method: str, path: str, authority: str, json_body: Any, bearer: str | None) -> bytes:
     head = f"{method} {path} HTTP/1.1\r\nHost: {authority}\r\nAccept: */*\r\n"
+    if bearer is not None:
+        head += f"Authorization: Bearer {bearer}\r\n"
     if json_body is None and method == "GET":
         return f"{head}\r\n".encode("ascii")
     body = b"" if json_body is None else json.dumps(json_body).encode()

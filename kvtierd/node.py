@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtierd.endpoint.control import EndpointControl
+from kvtierd.engines.l3_switch import DetachedEngines
 from kvtierd.events import EventLog
 from kvtierd.observe.engines import EngineObserver
 from kvtierd.observe.log_lines import LineObserver, merged
@@ -34,6 +35,7 @@ class Node:
         plan: The plan in force, ``None`` until there is one.
         planned: The settings of this start have been looked at; until then nothing new is started.
         problems: What is wrong with the settings or the plan; units and tier bring their own.
+        detached: The engines that an operator took L3 off.
         keeper, endpoint, endpoint_status: The tier's, on the node that runs the MetaService.
         due_engines: Engines that wait for their turn in a rolling restart.
         clean_stop_instance: The MetaService's run that was quiesced before its stop.
@@ -47,6 +49,7 @@ class Node:
     supervisor: Supervisor
     observer: EngineObserver
     lines: LineObserver
+    detached: DetachedEngines
     plan: NodePlan | None = None
     planned: bool = False
     problems: list[str] = dataclasses.field(default_factory=list)
@@ -71,6 +74,12 @@ class Node:
     def view(self, unit_id: str) -> UnitView | None:
         """One unit as last seen."""
         return self.supervisor.view(unit_id)
+
+    def remark(self, view: UnitView) -> str:
+        """What an operator did to a unit that still holds; empty for nothing."""
+        if view.pid is None or not self.detached.is_off(view.id, view.instance):
+            return ""
+        return f"without L3: detached by an operator; kvtierctl l3 attach {view.name}"
 
     def resolve(self, name: str) -> str:
         """The id of the unit an operator means. Raises ``UsageError``."""
@@ -128,6 +137,7 @@ class Node:
         return NodeState(
             plan=self.plan,
             views=views,
+            remarks={view.id: self.remark(view) for view in views},
             tier=self.tier,
             tiers=lines if self.plan else (),
             endpoint=self.endpoint_status,

@@ -18,7 +18,7 @@ from kvtierd.plan.engine import API_VERSION, OLDEST_API_VERSION, EngineDriver
 
 DRIVER_MEMBERS = (
     "name", "api_version", "default_port", "package", "versions", "launch", "metrics_url", "observe", "read_line",
-    "generation", "generated", "tokens", "flush",
+    "generation", "generated", "tokens", "flush", "l3_switch",
 )  # fmt: skip
 
 # Members that came with a later plugin API: a driver written for an earlier one need not have them.

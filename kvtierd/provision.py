@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import pwd
+import stat
 from pathlib import Path
 
 from kvtierd.errors import HostError, KvtierError
@@ -13,8 +14,9 @@ from kvtierd.files import write_atomic
 from kvtierd.host.hugepage_files import HugepageFiles
 from kvtierd.host.hugepages import Hugepages
 from kvtierd.host.ledger import Ledger
-from kvtierd.plan.model import FileSpec, HugepagePlan, NodePlan
+from kvtierd.plan.model import SECRET_MARK, FileSpec, HugepagePlan, NodePlan
 from kvtierd.report import HugepageState
+from kvtierd.secret_files import kept_secret, new_secret
 from kvtierd.settings import Settings
 
 LAST_PLAN = "plan.json"
@@ -23,29 +25,56 @@ MAX_PLAN_BYTES = 16 * 1024 * 1024
 
 
 def sync_files(files: tuple[FileSpec, ...]) -> list[str]:
-    """Writes the files whose content or mode differ; returns the paths written. A link in place of a file counts.
+    """Writes the files whose content, mode or owner differ; returns the paths written. A link in place of a file counts.
+
+    A secret that is there is kept, since an engine may run with it.
 
     Raises:
+        HostError: an unknown user.
         StateError: one cannot be written; those before it are.
     """
     changed = []
     for spec in files:
         path = Path(spec.path)
         mode = int(spec.mode, 8)
-        data = spec.content.encode()
-        if not _same(path, data, mode):
-            write_atomic(path, data, mode=mode)
+        owner = owner_of(spec.user)
+        content = spec.content
+        if spec.secret:
+            before, _, after = content.partition(SECRET_MARK)
+            content = before + (kept_secret(spec.path, before, after) or new_secret()) + after
+        data = content.encode()
+        if not _same(path, data, mode, owner):
+            write_atomic(path, data, mode=mode, owner=owner)
             changed.append(spec.path)
     return changed
 
 
-def _same(path: Path, data: bytes, mode: int) -> bool:
+def owner_of(user: str | None) -> tuple[int, int] | None:
+    """The numbers of a user (by name or number) and of its group, for chown; ``None``: nothing is to be given away.
+
+    Raises:
+        HostError: there is no such user.
+    """
+    if user is None or os.geteuid() != 0:
+        return None
+    try:
+        entry = pwd.getpwuid(int(user)) if user.isdigit() else pwd.getpwnam(user)
+    except KeyError:
+        raise HostError(
+            f"there is no user {user!r} on this host",
+            hint="make it, or change user in the settings",
+            code="host.no-user",
+        ) from None
+    return entry.pw_uid, entry.pw_gid
+
+
+def _same(path: Path, data: bytes, mode: int, owner: tuple[int, int] | None) -> bool:
     try:
         status = path.lstat()
         return (
-            path.is_file()
-            and not path.is_symlink()
+            stat.S_ISREG(status.st_mode)
             and status.st_mode & 0o7777 == mode
+            and (owner is None or (status.st_uid, status.st_gid) == owner)
             and status.st_size == len(data)
             and path.read_bytes() == data
         )
@@ -68,15 +97,9 @@ def make_directories(settings: Settings, plan: NodePlan) -> None:
     for directory, user in wanted:
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            if user is not None and os.geteuid() == 0:
-                entry = pwd.getpwnam(user)
-                os.chown(directory, entry.pw_uid, entry.pw_gid)
-        except KeyError:
-            raise HostError(
-                f"there is no user {user!r} on this host",
-                hint="make it, or change user in the settings",
-                code="host.no-user",
-            ) from None
+            owner = owner_of(user)
+            if owner is not None:
+                os.chown(directory, *owner)
         except OSError as error:
             raise HostError(f"{directory} cannot be made: {error.strerror}", code="host.directory") from None
 

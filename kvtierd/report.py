@@ -31,6 +31,7 @@ class NodeState:
 
     plan: NodePlan | None
     views: Sequence[UnitView]
+    remarks: Mapping[str, str]  # unit -> what an operator did to it
     tier: TierView
     tiers: Sequence[TierLine]
     endpoint: Mapping[str, Any] | None
@@ -41,7 +42,7 @@ class NodeState:
     now_unix_seconds: float
 
 
-def unit_message(view: UnitView) -> pb.Unit:
+def unit_message(view: UnitView, remark: str = "") -> pb.Unit:
     """One unit as the control service shows it."""
     return pb.Unit(
         id=view.id,
@@ -56,6 +57,7 @@ def unit_message(view: UnitView) -> pb.Unit:
         last_lines=list(view.last_lines)[-MOST_LAST_LINES:],
         stale=view.stale,
         last_exit=view.last_exit.describe() if view.last_exit else "",
+        remark=remark,
     )
 
 
@@ -92,7 +94,7 @@ def status_message(state: NodeState) -> pb.StatusReply:
         tier_state=state.tier.state,
         tier_reasons=state.tier.reasons,
         tiers=[tier_message(line) for line in state.tiers],
-        units=[unit_message(view) for view in views],
+        units=[unit_message(view, state.remarks.get(view.id, "")) for view in views],
         clients=_clients(state.endpoint, views),
         hugepages=_hugepages(plan, state.hugepages),
         problems=state.problems,

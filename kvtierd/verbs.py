@@ -15,6 +15,7 @@ from kvtierd.emulator.launch import cleanup as cleanup_emulation
 from kvtierd.engines.drain import Drained, drain
 from kvtierd.errors import PlanError, UnitError
 from kvtierd.events import Event
+from kvtierd.l3_verbs import L3Verbs
 from kvtierd.node import Node
 from kvtierd.plan.engine import EngineObservation
 from kvtierd.report import status_message, unit_message
@@ -41,6 +42,7 @@ class NodeVerbs:
     def __init__(self, node: Node, reload: Reload) -> None:
         self._node = node
         self._reload = reload
+        self._l3 = L3Verbs(node)
 
     def status(self) -> pb.StatusReply:
         """The node as last seen."""
@@ -85,7 +87,7 @@ class NodeVerbs:
             if view is None:
                 raise UnitError(f"{unit_id} is gone", code="unit.unknown")
             if (view.state in wanted and _is_news(action, before, view)) or time.monotonic() >= deadline:
-                return unit_message(view)
+                return unit_message(view, node.remark(view))
             await asyncio.sleep(POLL_SECONDS)
 
     async def drain(self, unit: str, deadline_seconds: float) -> pb.ControlUnitReply:
@@ -148,7 +150,7 @@ class NodeVerbs:
         views = node.supervisor.views()
         if node.plan is not None and node.plan.emulated and not any(v.pid for v in views):
             await asyncio.to_thread(cleanup_emulation, emulation_root(node.settings))
-        return [unit_message(v) for v in views]
+        return [unit_message(v, node.remark(v)) for v in views]
 
     def _any_runs(self, ids: list[str]) -> bool:
         return any(v.pid or v.state == "stopping" for v in self._node.supervisor.views() if v.id in ids)
@@ -161,6 +163,11 @@ class NodeVerbs:
         seconds = await node.keeper.purge()
         node.events.add("warning", "tier.purged", f"the pool was emptied by an operator ({seconds:.1f} s)")
         return pb.PurgeReply(seconds=seconds)
+
+    async def switch_l3(self, unit: str, *, on: bool, wait_seconds: float) -> pb.SwitchL3Reply:
+        """Takes an engine's L3 off or on. A client that goes away does not leave half of it done."""
+        work = asyncio.ensure_future(self._l3.switch(unit, on=on, wait_seconds=wait_seconds))
+        return await asyncio.shield(work)
 
     def plugins(self) -> list[pb.Plugin]:
         """Installed plugins."""

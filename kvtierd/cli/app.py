@@ -11,6 +11,7 @@ from kvtierd.cli.demo import demo
 from kvtierd.cli.events import events
 from kvtierd.cli.hugepages import hugepages
 from kvtierd.cli.inventory import inventory
+from kvtierd.cli.l3 import l3_app
 from kvtierd.cli.logs import logs
 from kvtierd.cli.plan import plan
 from kvtierd.cli.plugin import plugin_app
@@ -57,3 +58,4 @@ for verb in (
     app.command()(verb)
 app.add_typer(conf_app, name="conf")
 app.add_typer(plugin_app, name="plugin")
+app.add_typer(l3_app, name="l3")

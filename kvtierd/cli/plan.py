@@ -30,7 +30,7 @@ def plan(
     """Show what this node would get. Touches nothing. Exit 1 when the plan must not be applied.
 
     JSON: node, series, emulated, memcache_version; hugepages {page_size_bytes, pages, per_numa_node}; pool;
-    meta (URLs); files [{path, mode, content}]; units [{id, kind, argv, env, user, devices, files, ...}];
+    meta (URLs); files [{path, mode, content, user}]; units [{id, kind, argv, env, user, devices, files, ...}];
     ports [{port, address, unit, purpose}]; notes and refusals [{code, message}].
     """
     made = _make(settings, inventory, node)

@@ -38,7 +38,7 @@ def status(
 
     JSON: node, series, emulated, epoch, master, backend, version, memcache_version, tier_state, tier_reasons;
     tiers [{name, where, state, capacity_bytes, used_bytes, query_tokens, hit_tokens, hit_rate, age_seconds, ...}];
-    units [{id, kind, name, state, reason, pid, since, restarts, last_lines, ...}]; clients of the endpoint;
+    units [{id, kind, name, state, reason, remark, pid, since, restarts, last_lines, ...}]; clients of the endpoint;
     hugepages; problems; endpoint_mode; started and at (unix seconds). null is unknown.
     """
     with connect(settings, socket) as client:
@@ -148,6 +148,9 @@ def _units(reply: pb.StatusReply) -> Any:
         why = unit.reason
         if unit.HasField("next_try_in_seconds"):
             why += f" (next try in {format_duration(max(0.0, unit.next_try_in_seconds))})"
+        if unit.remark:
+            why = f"{why}; " if why else ""
+            why += unit.remark
         if unit.stale:
             why = f"{why}; " if why else ""
             why += "its specification changed: kvtierctl apply restarts it"

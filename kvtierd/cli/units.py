@@ -35,7 +35,7 @@ def start(
 ) -> None:
     """Start a unit that was stopped or has failed, or all of them.
 
-    JSON: id, kind, name, state, reason, pid, since, restarts, next_try_in_seconds, last_lines, stale, last_exit;
+    JSON: id, kind, name, state, reason, pid, since, restarts, next_try_in_seconds, last_lines, stale, last_exit, remark;
     with --all a list of them.
     """
     if all_units == bool(unit):

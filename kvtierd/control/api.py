@@ -56,6 +56,10 @@ class NodeApi(Protocol):
         """Empties the pool."""
         ...
 
+    async def switch_l3(self, unit: str, *, on: bool, wait_seconds: float) -> pb.SwitchL3Reply:
+        """Takes an engine's L3 off or on while it runs."""
+        ...
+
     def plugins(self) -> list[pb.Plugin]:
         """Installed plugins."""
         ...

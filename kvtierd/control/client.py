@@ -18,6 +18,7 @@ CALL_SECONDS = 5.0
 RELOAD_SECONDS = 600.0  # hundreds of GiB of hugepages take minutes
 DRAIN_EXTRA_SECONDS = 90.0  # the stop behind the drain
 STOP_EXTRA_SECONDS = 20.0  # the quiesce of the MetaService comes on top
+SWITCH_EXTRA_SECONDS = 90.0  # an engine that joins or leaves the pool at the end of the wait
 Reply = TypeVar("Reply")
 
 
@@ -96,6 +97,12 @@ class ControlClient:
     def purge(self) -> pb.PurgeReply:
         """Empties the pool."""
         return self._call(self._stub.Purge, pb.PurgeRequest(), pb.PurgeReply, seconds=60)
+
+    def switch_l3(self, unit: str, *, on: bool, wait_seconds: float) -> pb.SwitchL3Reply:
+        """Takes an engine's L3 off or on; waits up to ``wait_seconds`` for a moment without requests."""
+        request = pb.SwitchL3Request(unit=unit, on=on, wait_seconds=wait_seconds)
+        seconds = wait_seconds + SWITCH_EXTRA_SECONDS
+        return self._call(self._stub.SwitchL3, request, pb.SwitchL3Reply, seconds=seconds)
 
     def plugins(self) -> list[pb.Plugin]:
         """The plugins the daemon has loaded."""

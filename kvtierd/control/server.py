@@ -105,6 +105,13 @@ class _Servicer(control_pb2_grpc.ControlServicer):
     async def Purge(self, request: pb.PurgeRequest, context: Context) -> pb.PurgeReply:  # noqa: N802
         return await _guarded(context, self._node.purge)
 
+    async def SwitchL3(self, request: pb.SwitchL3Request, context: Context) -> pb.SwitchL3Reply:  # noqa: N802
+        async def answer() -> pb.SwitchL3Reply:
+            wait = min(max(request.wait_seconds, 0.0), MAX_WAIT_SECONDS)
+            return await self._node.switch_l3(request.unit, on=request.on, wait_seconds=wait)
+
+        return await _guarded(context, answer)
+
     async def Plugins(self, request: pb.PluginsRequest, context: Context) -> pb.PluginsReply:  # noqa: N802
         return pb.PluginsReply(plugins=self._node.plugins())
 

@@ -69,7 +69,8 @@ class EngineContext(Record):
     engine, in the settings' order (one that spans hosts has its head first), ``node_index`` is this node's place,
     ``addresses`` their addresses by name, ``nic`` this node's interface for traffic between them. ``role`` is for
     prefill/decode disaggregation. ``l2_bytes`` is the host memory for an engine's own second tier, for the whole engine.
-    ``runner`` "docker": ``argv`` is what runs inside the image; kvtierd wraps it.
+    ``runner`` "docker": ``argv`` is what runs inside the image; kvtierd wraps it. ``l3_switch``: the operator wants to
+    take L3 off and on while the engine runs, so the launch has to make that possible.
     """
 
     name: str
@@ -101,6 +102,7 @@ class EngineContext(Record):
     role: Literal["both", "prefill", "decode"] = "both"
     l2_bytes: int | None = None
     runner: Literal["host", "docker"] = "host"
+    l3_switch: bool = False
 
     @property
     def url(self) -> str:
@@ -210,5 +212,13 @@ class EngineDriver(Protocol):
 
         Raises:
             ValueError: it cannot flush one of them without the others; the text says which.
+        """
+        ...
+
+    def l3_switch(self, context: EngineContext, *, on: bool) -> tuple[HttpCall, ...]:
+        """The requests that attach (``on``) or detach L3 while the engine runs. Both twice in a row must do no harm.
+
+        Raises:
+            ValueError: it cannot, with this context (``context.l3_switch`` is off) or ever; the text says why.
         """
         ...

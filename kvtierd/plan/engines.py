@@ -82,6 +82,15 @@ def ask_driver(
         remarks.note(note.code, f"engine {engine.name}: {note.message}")
     for refusal in launch.refusals:
         remarks.refuse(refusal.code, f"engine {engine.name}: {refusal.message}", refusal.hint)
+    if context.l3_switch and talk.l3_fixed:
+        remarks.refuse(
+            "engine.l3-fixed",
+            f"engine {context.name}: its L3 cannot be taken off and on: {talk.l3_fixed}",
+            "remove l3_switch from this engine",
+        )
+    # What strangers must not read, the engine itself still must.
+    files = tuple(f.model_copy(update={"user": engine.user}) if f.private else f for f in launch.files)
+    launch = launch.model_copy(update={"files": files})
     return PlannedEngine(engine, context, launch, metrics_url, talk)
 
 
@@ -92,7 +101,28 @@ def _talk(driver: EngineDriver, context: EngineContext, *, serves_http: bool) ->
     for name, tiers in FLUSHES.items():
         with contextlib.suppress(ValueError):  # the driver says that it cannot
             flush[name] = tuple(driver.flush(context, tiers))
-    return EngineTalk(base_url=context.url, generation=driver.generation(context), flush=flush)
+    attach, detach, fixed = _l3_switch(driver, context)
+    return EngineTalk(
+        base_url=context.url,
+        generation=driver.generation(context),
+        flush=flush,
+        l3_attach=attach,
+        l3_detach=detach,
+        l3_fixed=fixed,
+    )
+
+
+def _l3_switch(
+    driver: EngineDriver, context: EngineContext
+) -> tuple[tuple[HttpCall, ...], tuple[HttpCall, ...], str]:
+    """The calls that attach and detach L3, both or neither, and why neither."""
+    try:
+        attach, detach = (tuple(driver.l3_switch(context, on=on)) for on in (True, False))
+    except ValueError as error:
+        return (), (), str(error) or "its driver does not say why"
+    if not attach or not detach:
+        return (), (), "it has no L3"
+    return attach, detach, ""
 
 
 def find_driver(
@@ -133,6 +163,7 @@ def engine_unit(
         user=engine.user,
         devices=engine.devices,
         files=(planned.context.local_conf_path, *(f.path for f in files)),
+        secret_files=tuple(f.path for f in files if f.secret),
         after=after,
         ports=(*((planned.context.port,) if launch.serves_http else ()), *launch.extra_ports.values()),
         namespace=toolchain.namespace,

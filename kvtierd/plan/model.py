@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import Any, Literal
+from typing import Any, Final, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from kvtierd.plan.inventory import Record
 
@@ -17,12 +17,40 @@ Series = Literal["300I-A2", "800I-A2", "A3", "A5", "emulated"]
 UnitKind = Literal["endpoint", "meta", "pool", "engine"]
 
 
+SECRET_MARK: Final = "<secret>"  # noqa: S105 - the place of one
+"""Where a file's content has this, the file on the disk has a random word that only that file knows."""
+
+
 class FileSpec(Record):
-    """A file that kvtierd owns: written atomically with this content and mode (octal text, e.g. ``"0640"``)."""
+    """A file that kvtierd owns: written atomically with this content and mode (octal text, e.g. ``"0640"``).
+
+    Content with ``SECRET_MARK`` makes it a secret: the word is drawn when the file is first written and kept from then
+    on, and it stands in no plan and no log. It must be the file's last word, and the mode must shut everybody else out
+    (``"0600"``). ``user`` owns the file where kvtierd may give it away (as root); ``None``: kvtierd's own user.
+    """
 
     path: str
-    mode: str = "0644"
+    mode: str = Field("0644", pattern=r"^0?[0-7]{3,4}$")
     content: str
+    user: str | None = None
+
+    @property
+    def secret(self) -> bool:
+        """Whether the file on the disk holds a word that the plan does not."""
+        return SECRET_MARK in self.content
+
+    @property
+    def private(self) -> bool:
+        """Whether the mode lets nobody but the owner read it."""
+        return not int(self.mode, 8) & 0o077
+
+    @model_validator(mode="after")
+    def _check_secret(self) -> Self:
+        if self.secret and (self.content.count(SECRET_MARK) > 1 or self.content.split()[-1] != SECRET_MARK):
+            raise ValueError(f"{self.path}: a file has one secret, and it is the last word")
+        if self.secret and not self.private:
+            raise ValueError(f"{self.path} holds a secret and its mode {self.mode} lets others read it")
+        return self
 
 
 class PortUse(Record):
@@ -107,23 +135,34 @@ Tier = Literal["L1", "L2", "L3"]
 
 
 class HttpCall(Record):
-    """One request to an engine, as a value: the daemon makes it, with a deadline."""
+    """One request to an engine, as a value: the daemon makes it, with a deadline.
 
-    method: Literal["GET", "POST"] = "POST"
+    ``bearer_file`` is the absolute path of a file whose last word goes along as ``Authorization: Bearer WORD``. It is
+    read when the request is made; the word itself is in no value. ``needs_idle``: the engine must have no request
+    running or waiting, so whoever makes the call waits for that first.
+    """
+
+    method: Literal["GET", "POST", "PUT", "DELETE"] = "POST"
     path: str
     body: dict[str, Any] | None = None
     ok: tuple[int, ...] = (200,)
+    bearer_file: str | None = None
+    needs_idle: bool = False
 
 
 class EngineTalk(Record):
     """How the daemon speaks with an engine: its address, the proof that it generates, and how each tier is emptied.
 
-    ``base_url`` ``None``: it serves no HTTP (the headless part of an engine that spans hosts).
+    ``base_url`` ``None``: it serves no HTTP (the headless part of an engine that spans hosts). ``l3_detach`` and
+    ``l3_attach`` take L3 off and on while it runs; both are empty when it cannot, and ``l3_fixed`` then says why.
     """
 
     base_url: str | None = None
     generation: HttpCall | None = None
     flush: dict[str, tuple[HttpCall, ...]] = Field(default_factory=dict)
+    l3_detach: tuple[HttpCall, ...] = ()
+    l3_attach: tuple[HttpCall, ...] = ()
+    l3_fixed: str = ""
 
 
 class UnitSpec(Record):
@@ -132,7 +171,8 @@ class UnitSpec(Record):
     ``id`` is ``kvtier-<kind>-<name>``. ``env`` is the whole environment: nothing is inherited.
     ``namespace`` is the emulation root whose private mounts the unit enters, or ``None``.
     ``after`` names units that must be ready first. ``files`` are the paths of plan files the unit reads;
-    their content is part of ``digest`` only when ``restart_on_files`` says so.
+    their content is part of ``digest`` only when ``restart_on_files`` says so. ``secret_files`` are those of them
+    whose last word must not show in the unit's captured output.
     """
 
     id: str
@@ -145,6 +185,7 @@ class UnitSpec(Record):
     devices: tuple[int, ...] = ()
     files: tuple[str, ...] = ()
     files_digest: str = ""
+    secret_files: tuple[str, ...] = ()
     after: tuple[str, ...] = ()
     ports: tuple[int, ...] = ()
     namespace: str | None = None

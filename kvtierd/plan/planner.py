@@ -363,6 +363,7 @@ class _Planner:
                 role=engine.role,
                 l2_bytes=engine.l2,
                 runner=engine.runner,
+                l3_switch=engine.l3_switch,
             )
             answer = ask_driver(driver, engine, context, self.remarks)
             if answer is None:

@@ -320,6 +320,11 @@ class EngineSettings(RunnerSettings):
         description="host memory for the engine's own second tier, for the whole engine",
         examples=["64GiB"],
     )
+    l3_switch: bool = Field(
+        False,
+        description="its L3 can be taken off and on while it runs (kvtierctl l3); for SGLang this sets an admin key",
+        examples=[True],
+    )
     shm_size: str = Field(
         "500g", description="size of the container's /dev/shm (runner = docker)", examples=["500g"]
     )

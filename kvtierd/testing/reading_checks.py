@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 import math
+import posixpath
 import re
 from collections.abc import Callable, Iterator
 from urllib.parse import urlsplit
@@ -206,6 +207,10 @@ def _sendable(what: str, call: object) -> None:
         return
     expect(_PATH.fullmatch(call.path), f"{what}: the path {call.path!r} is not like '/v1/completions'")
     expect(call.ok and all(100 <= status <= 599 for status in call.ok), f"{what}: ok is {call.ok}")
+    expect(
+        call.bearer_file is None or posixpath.isabs(call.bearer_file),
+        f"{what}: bearer_file {call.bearer_file!r} is not an absolute path",
+    )
     try:
         json.dumps(call.body, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -250,6 +255,42 @@ def flush(subject: Subject) -> None:
                 _sendable(what, call)
 
 
+def l3_switch(subject: Subject) -> None:
+    """Off unless the operator wants it. Both calls or neither, each with a reason; a key in a private file of the launch."""
+    driver = subject.driver
+    for situation, context in situations(driver):
+        for wanted in (False, True):
+            asked = context.model_copy(update={"l3_switch": wanted, "host": "127.0.0.1"})
+            answers = {}
+            for on in (True, False):
+                what = f"l3_switch(on={on}) with {situation}, l3_switch = {str(wanted).lower()}"
+                call = functools.partial(driver.l3_switch, asked, on=on)
+                with watched() as touched:
+                    calls = ask_or_refusal(what, call)
+                expect(not touched, f"{what} is not pure: {'; '.join(touched[:3])}")
+                if calls is None:
+                    _says_why(what, call)
+                    continue
+                same_type(what, calls, tuple)
+                expect(calls, f"{what} returned no call: what cannot be done is a ValueError that says why")
+                for each in calls:
+                    _sendable(what, each)
+                answers[on] = calls
+            if not answers:
+                continue
+            what = f"l3_switch() with {situation}"
+            expect(len(answers) == 2, f"{what} gives calls one way only: L3 could not be put back")
+            expect(answers[True] != answers[False], f"{what} gives the same calls for on and off")
+            expect(wanted, f"{what} gives calls although the settings do not ask for it")
+            launch = ask("launch()", functools.partial(driver.launch, asked))
+            private = {f.path for f in launch.files if f.private}
+            for each in (*answers[True], *answers[False]):
+                expect(
+                    each.bearer_file is None or each.bearer_file in private or not launch.serves_http,
+                    f"{what}: {each.bearer_file!r} is no file of the launch with mode 0600",
+                )
+
+
 def _says_why(what: str, call: Callable[[], object]) -> None:
     try:
         call()
@@ -272,4 +313,5 @@ CHECKS = (
     Check("generated", generated),
     Check("tokens", tokens),
     Check("flush", flush),
+    Check("l3-switch", l3_switch),
 )

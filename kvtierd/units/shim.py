@@ -21,6 +21,7 @@ import socket
 import sys
 import time
 
+from kvtierd.secret_files import read_secret
 from kvtierd.units import procfs, shim_record
 from kvtierd.units.shim_log import OutputLog
 
@@ -65,7 +66,9 @@ class Keeper:
         self.lock_fd: int = options["lock"]
         self.fifo: int = options["fifo"]
         unseen = [text for text in record.get("watch", ()) if text not in record.get("seen", ())]
-        self.log = OutputLog(options["log"], options["log_max_bytes"], options["log_keep"], unseen)
+        self.log = OutputLog(
+            options["log"], options["log_max_bytes"], options["log_keep"], unseen, self.secrets()
+        )
         self.listener = socket.socket(fileno=options["listener"])
         self.clients: dict[int, Client] = {}
         self.phase = RUNNING
@@ -80,6 +83,16 @@ class Keeper:
         self.told_to_end = False
         self.next_scan_at = 0.0
         self.selector = selectors.DefaultSelector()
+
+    def secrets(self) -> list[str]:
+        """What must not show in the output, from the files that the record names."""
+        found = []
+        for path in self.record.get("secret_files", ()):
+            try:
+                found.append(read_secret(path))
+            except (OSError, ValueError):
+                self.add_note(f"the secret in {path} cannot be read: its output may show it")
+        return found
 
     # --- the loop ---
 

@@ -79,7 +79,8 @@ class ShimBackend:
 
         Raises:
             UnitError: ``unit.exists``; ``unit.exec`` when it can never work (no such program or user);
-                ``unit.start``, ``unit.runtime-dir`` or ``unit.shim-died`` otherwise.
+                ``unit.secret`` when a secret could not be kept out of its log; ``unit.start``, ``unit.runtime-dir``
+                or ``unit.shim-died`` otherwise.
         """
         if not spec.argv:
             raise UnitError(f"{spec.id} has no command", code="unit.exec")
@@ -92,6 +93,7 @@ class ShimBackend:
             "cwd": spec.cwd,
             "user": spec.user,
             "watch": [probe.contains for probe in spec.readiness.probes if isinstance(probe, LogProbe)],
+            "secret_files": list(spec.secret_files),
             "stop_signal": signal_number(spec.stop.signal),
             "stop_timeout_seconds": spec.stop.timeout_seconds,
         }

@@ -22,6 +22,9 @@ RETRY_SECONDS = 1.0  # between two tries to write to a disk that refused
 _OPEN_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
+MASK = b"***"
+
+
 class OutputLog:
     """Writes one unit's output.
 
@@ -30,6 +33,7 @@ class OutputLog:
         max_bytes: Size from which a file is rotated, at the next end of a line.
         keep: How many rotated files are kept.
         watch: Texts to look for in the output; those found are in ``seen``.
+        hide: Secrets, each replaced by ``***`` wherever the output has it.
         clock: Monotonic seconds.
     """
 
@@ -39,6 +43,7 @@ class OutputLog:
         max_bytes: int,
         keep: int,
         watch: Iterable[str] = (),
+        hide: Iterable[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = path
@@ -52,6 +57,9 @@ class OutputLog:
         self._unreported_bytes = 0
         self._watch = {text.encode(): text for text in watch if text}
         self._overlap = b""
+        # The longest first, so that none hides a part of another.
+        self._hide = sorted((text.encode() for text in hide if text), key=len, reverse=True)
+        self._held = b""  # the end of the output as far as it could be the beginning of a secret
         self._recent = b""
         self._line_bytes = 0  # of the unfinished line in the stream
         self._fd = -1
@@ -67,12 +75,17 @@ class OutputLog:
     def write(self, data: bytes) -> bool:
         """Takes output of any length. True when it held a watched text that was not seen before."""
         found = False
+        if self._hide:
+            data = self._without_secrets(data)
         for start in range(0, len(data), LONGEST_LINE_BYTES):
             found |= self._take(data[start : start + LONGEST_LINE_BYTES])
         return found
 
     def finish(self) -> None:
         """Ends an unfinished line and closes the file, so that the next run starts on a line of its own."""
+        if self._held:
+            self._take(self._held)
+            self._held = b""
         if self._line_bytes:
             self._append(b"\n")
             self._line_bytes = 0
@@ -102,6 +115,15 @@ class OutputLog:
                 self._rotate()
                 self._append(data[end_of_line:])
         return found
+
+    def _without_secrets(self, data: bytes) -> bytes:
+        """``data`` with what was held back before, without secrets; holds back an end that may become one."""
+        data = self._held + data
+        for secret in self._hide:
+            data = data.replace(secret, MASK)
+        held = max((_common(data, secret) for secret in self._hide), default=0)
+        self._held = data[len(data) - held :]
+        return data[: len(data) - held]
 
     def _look_for_texts(self, data: bytes) -> bool:
         if not self._watch:
@@ -200,3 +222,11 @@ class OutputLog:
             os.close(self._fd)
         self._fd = -1
         self._size = 0
+
+
+def _common(data: bytes, secret: bytes) -> int:
+    """How many bytes at the end of ``data`` are the beginning of ``secret``, less than all of it."""
+    for length in range(min(len(data), len(secret) - 1), 0, -1):
+        if data.endswith(secret[:length]):
+            return length
+    return 0

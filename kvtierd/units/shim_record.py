@@ -7,7 +7,8 @@
 ``UNIT/shim.err``     what a shim had to say before it died, normally empty
 
 Record: ``version, unit_id, instance, pid, start_ticks, boot_id, shim_pid, shim_start_ticks, started_unix_seconds,
-spec_digest, log_inode, log_offset, stop_signal, stop_timeout_seconds, watch, seen, note, exit, last_lines``.
+spec_digest, log_inode, log_offset, stop_signal, stop_timeout_seconds, watch, secret_files, seen, note, exit,
+last_lines``. ``secret_files`` are paths: no secret is ever in a record.
 ``exit`` is ``null`` or ``{code, signal, at_unix_seconds, requested}``; code and signal are both ``null`` when nobody
 saw the end.
 Fields are only ever added: a daemon has to understand the shims that an older one started.

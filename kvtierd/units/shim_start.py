@@ -1,7 +1,7 @@
 """Starts a shim: run by the backend as a short-lived process, with one JSON request on stdin and one JSON answer on stdout.
 
 Request: ``{directory, root, log, log_max_bytes, log_keep, adopt}`` and, unless ``adopt``, what to start:
-``{unit_id, instance, spec_digest, argv, env, cwd, user, watch, stop_signal, stop_timeout_seconds}``.
+``{unit_id, instance, spec_digest, argv, env, cwd, user, watch, secret_files, stop_signal, stop_timeout_seconds}``.
 Answer: ``{"ok": true, "record": {...}}`` or ``{"ok": false, "code", "message", "hint"}``.
 
 Steps: take the unit's lock, leave the caller (fork, own session, fork), become the subreaper, start the unit's main
@@ -27,6 +27,7 @@ import subprocess
 import sys
 import time
 
+from kvtierd.secret_files import read_secret
 from kvtierd.units import procfs, shim_record
 from kvtierd.units.shim_log import OutputLog
 
@@ -242,7 +243,11 @@ def start_unit(request: dict[str, Any], fifo: int) -> Answer:
     log = OutputLog(request["log"], request["log_max_bytes"], request["log_keep"])
     log_inode, log_offset = log.position()
     log.finish()
-    names = ("unit_id", "instance", "spec_digest", "watch", "stop_signal", "stop_timeout_seconds")
+    read_secrets(request["secret_files"])  # what the keeper cannot hide must not be written
+    names = (
+        *("unit_id", "instance", "spec_digest", "watch", "secret_files"),
+        *("stop_signal", "stop_timeout_seconds"),
+    )
     record = {name: request[name] for name in names} | shim_identity()
     record |= {"version": shim_record.VERSION, "boot_id": procfs.boot_id(), "pid": 0, "start_ticks": 0}
     record |= {"log_inode": log_inode, "log_offset": log_offset, "started_unix_seconds": time.time()}
@@ -261,6 +266,20 @@ def start_unit(request: dict[str, Any], fifo: int) -> Answer:
         remove(shim_record.RECORD)
         raise
     return record
+
+
+def read_secrets(paths: list[str]) -> None:
+    """Makes sure that the unit's secrets can be read."""
+    for path in paths:
+        try:
+            read_secret(path)
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise Refused(
+                "unit.secret",
+                f"the secret in {path} cannot be read, so it could not be kept out of the unit's log: {why}",
+                "kvtierctl reload writes the file again.",
+            ) from error
 
 
 def start_main(request: dict[str, Any], fifo: int) -> subprocess.Popen[bytes]:

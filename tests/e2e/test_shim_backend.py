@@ -838,3 +838,63 @@ async def test_an_unusable_runtime_directory_is_said(tmp_path: Path) -> None:
         await backend.start(unit(SLEEPER))
     assert caught.value.stable_code == "unit.runtime-dir"
     await backend.close()
+
+
+KEY = "kSecretSecretSecretSecret"
+# Prints its key in two writes, and again when it is told to.
+TALKATIVE = """
+    import signal, sys, time
+    key = open(sys.argv[1]).read().split()[-1]
+    def say(*_):
+        sys.stdout.write("the key is " + key[:9]); sys.stdout.flush(); time.sleep(.05)
+        sys.stdout.write(key[9:] + " indeed\\n"); sys.stdout.flush()
+    signal.signal(signal.SIGUSR1, say)
+    say()
+    while True: time.sleep(1)
+"""
+
+
+def talkative(tmp_path: Path) -> UnitSpec:
+    path = tmp_path / "key.yaml"
+    path.write_text(f"key: {KEY}\n")
+    path.chmod(0o600)
+    spec = unit(TALKATIVE)
+    return spec.model_copy(update={"argv": (*spec.argv, str(path)), "secret_files": (str(path),)})
+
+
+async def wait_tail(backend: UnitBackend, unit_id: str, wanted: list[str]) -> None:
+    deadline = time.monotonic() + 10
+    while (lines := await backend.tail(unit_id, 10)) != wanted:
+        assert time.monotonic() < deadline, lines
+        await asyncio.sleep(0.05)
+
+
+async def test_a_secret_is_in_no_log_and_no_record(shims: ShimBackend, tmp_path: Path) -> None:
+    spec = talkative(tmp_path)
+    started = await shims.start(spec)
+    await wait_tail(shims, started.unit_id, ["the key is *** indeed"])
+    first = shim_pid(tmp_path)
+    os.kill(first, signal.SIGKILL)
+    await wait_gone(first)
+    assert await BACKENDS["shim"](tmp_path).find(started.unit_id) is not None
+    os.kill(started.pid, signal.SIGUSR1)  # the shim that was put in its place hides it too
+    await wait_tail(shims, started.unit_id, ["the key is *** indeed"] * 2)
+    await shims.stop(started.unit_id, timeout_seconds=5)
+    kept = [p for d in ("run", "log") for p in (tmp_path / d).rglob("*") if p.is_file()]
+    assert kept
+    assert not [p for p in kept if KEY.encode() in p.read_bytes()]
+    assert record_of(tmp_path)["secret_files"] == list(spec.secret_files)
+
+
+@pytest.mark.parametrize("damage", ["absent", "open"])
+async def test_a_unit_whose_secret_could_not_be_hidden_is_not_started(
+    shims: ShimBackend, tmp_path: Path, damage: str
+) -> None:
+    spec = talkative(tmp_path)
+    path = Path(spec.secret_files[0])
+    path.unlink() if damage == "absent" else path.chmod(0o644)
+    with pytest.raises(UnitError) as caught:
+        await shims.start(spec)
+    assert caught.value.stable_code == "unit.secret"
+    assert KEY not in str(caught.value)
+    assert await shims.find(spec.id) is None

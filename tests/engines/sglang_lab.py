@@ -22,6 +22,7 @@ from kvtierd.plan.inventory import Inventory
 from kvtierd.plan.model import HttpCall, UnitSpec
 from kvtierd.plan.planner import make_plan
 from kvtierd.plan.toolchain import Toolchain
+from kvtierd.provision import sync_files
 from kvtierd.settings import load_settings
 from kvtierd.units.shim_backend import ShimBackend
 from kvtierd.units.supervisor import Supervisor
@@ -46,15 +47,17 @@ def make_model(directory: Path, python: Path) -> Path:
     return directory
 
 
-def engine_spec(base: Path, model: Path, python: Path, *, name: str, port: int, args: str) -> UnitSpec:
-    """The unit that kvtierd plans for these settings."""
+def engine_spec(
+    base: Path, model: Path, python: Path, *, name: str, port: int, args: str, settings_lines: str = ""
+) -> UnitSpec:
+    """The unit that kvtierd plans for these settings, its files written."""
     settings = base / f"{name}.toml"
     settings.write_text(
         f'[node]\nname = "lab"\nseries = "emulated"\n[paths]\nstate = "{base}/state"\n[pool]\ndram = "64MiB"\n'
         f'[[engine]]\nname = "{name}"\nplugin = "sglang-cpu"\nmodel = "{model}"\nport = {port}\nl2 = "1GB"\n'
         f'python = "{python}"\nversion = "0.5.23"\n'
         f'env = {{ HF_HUB_OFFLINE = "1", TRANSFORMERS_OFFLINE = "1", DO_NOT_TRACK = "1", HOME = "{base}" }}\n'
-        "[engine.args]\n"
+        f"{settings_lines}[engine.args]\n"
         'l3 = "on"\npage-size = 64\ndtype = "bfloat16"\ncontext-length = 8192\nmax-total-tokens = 65536\n'
         f'hicache-storage-prefetch-policy = "wait_complete"\n{args}\n'
     )
@@ -66,6 +69,7 @@ def engine_spec(base: Path, model: Path, python: Path, *, name: str, port: int, 
     )
     assert not [refusal for refusal in plan.refusals if refusal.code.startswith("engine.")]
     (unit,) = (unit for unit in plan.units if unit.kind == "engine")
+    sync_files(tuple(file for file in plan.files if file.path in unit.files))
     return unit.model_copy(update={"after": ()})  # no MemCache here: its L3 is files
 
 

@@ -6,9 +6,11 @@ The tests build on one engine and run in the file's order.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import socket
+import stat
 import sys
 import threading
 import time
@@ -23,6 +25,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from kvtierd_sglang.lines import LISTENS, PORT_TAKEN, host_pools, is_ready
 from sglang_lab import DRIVER, STAMP, Engine, Lab, engine_spec, environment_directory, make_model
 
+from kvtierd.engines.l3_switch import Switched, calls_of, switch
+from kvtierd.engines.talk import ask
+from kvtierd.errors import UnitError
+from kvtierd.plan.engine import EngineObservation, HttpCall
+from kvtierd.secret_files import read_secret
 from kvtierd.workload.demo import free_ports
 
 ENVIRONMENT = environment_directory()
@@ -199,3 +206,114 @@ def test_a_stop_lets_the_running_request_end_and_leaves_nothing_behind(lab: Lab,
     (answer,) = answers
     assert json.loads(answer)["meta_info"]["completion_tokens"] == tokens
     assert not [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.fixture(scope="module")
+def switchable(lab: Lab, model: Path) -> Iterator[Engine]:
+    """An engine whose L3 can be taken off and on. It comes last, when the other has ended."""
+    spec = engine_spec(
+        lab.base, model, PYTHON, name="sw", port=free_ports(1)[0], args='drain = "10s"',
+        settings_lines="l3_switch = true\n",
+    )  # fmt: skip
+    engine = lab.start(spec)
+    engine.wait_for("ready", "failed", seconds=READY_SECONDS)
+    yield engine
+    lab.remove(engine)
+
+
+def key_of(engine: Engine) -> str:
+    (path,) = engine.spec.secret_files
+    return read_secret(path)
+
+
+def switch_l3(engine: Engine, *, on: bool, deadline_seconds: float = 30.0) -> Switched:
+    """As the daemon does it."""
+    spec = engine.spec
+
+    async def look() -> EngineObservation | None:
+        return DRIVER.observe(engine.request("GET", "/metrics")[1].decode())
+
+    async def make(call: HttpCall) -> bytes:
+        return await ask(spec, call, timeout_seconds=60.0)
+
+    calls = calls_of(spec, on=on)
+    return asyncio.run(switch(spec.id, calls, make, look, deadline_seconds=deadline_seconds))
+
+
+def flush(engine: Engine, name: str) -> None:
+    assert engine.spec.talk is not None
+    for call in engine.spec.talk.flush[name]:
+        asyncio.run(ask(engine.spec, call, timeout_seconds=30.0))
+
+
+def test_the_admin_key_is_in_its_file_only(lab: Lab, switchable: Engine) -> None:
+    assert switchable.view.state == "ready", switchable.view.reason
+    key = key_of(switchable)
+    (path,) = switchable.spec.secret_files
+    assert stat.S_IMODE(Path(path).stat().st_mode) == 0o600
+    assert key not in switchable.spec.model_dump_json()
+    for process in switchable.processes():
+        assert key not in " ".join(process.cmdline())
+        assert key not in " ".join(process.environ().values())
+    # It does print it: the log has the line, and not the key.
+    lines = [line for line in switchable.log_lines() if "admin_api_key" in line]
+    assert lines
+    assert all("'admin_api_key': '***'" in line for line in lines)
+    kept = [*(lab.base / "log").rglob("*"), *(lab.base / "run").rglob("*")]
+    assert not [p for p in kept if p.is_file() and key.encode() in p.read_bytes()]
+    # What the plan's note says of it.
+    status, body = switchable.request("GET", "/server_info")
+    assert (status, key.encode() in body) == (200, True)
+
+
+def test_without_the_key_nothing_is_switched_or_flushed(switchable: Engine) -> None:
+    for method, path in (
+        ("DELETE", "/hicache/storage-backend"),
+        ("PUT", "/hicache/storage-backend"),
+        ("POST", "/flush_cache"),
+        ("POST", "/hicache/storage-backend/clear"),
+    ):
+        body = {"hicache_storage_backend": "file"} if method == "PUT" else None
+        assert switchable.request(method, path, body)[0] == 401, path
+
+
+def test_l3_is_taken_off_and_on_at_run_time(switchable: Engine) -> None:
+    whole_pages = (PROMPT_TOKENS - 1) // PAGE_TOKENS * PAGE_TOKENS
+    text = prompt(7)
+
+    def l3_tokens() -> int | None:
+        """Of the prompt, once L1 and L2 are empty."""
+        flush(switchable, "L1+L2")
+        return DRIVER.tokens(switchable.complete(text)).l3
+
+    assert l3_tokens() == 0
+    wait_for_backup(switchable)
+    assert l3_tokens() == whole_pages
+    for _ in range(2):  # twice in a row does no harm
+        print(f"\ndetached {switch_l3(switchable, on=False).describe()}")
+        assert not l3_tokens()
+    for _ in range(2):
+        print(f"attached {switch_l3(switchable, on=True).describe()}")
+        assert l3_tokens() == whole_pages
+    assert switchable.view.state == "ready"
+    flush(switchable, "L3")
+    assert l3_tokens() == 0
+
+
+def test_a_running_request_is_waited_for_and_not_harmed(switchable: Engine) -> None:
+    answers: list[bytes] = []
+    client = threading.Thread(target=lambda: answers.append(switchable.complete("a long story", 300)))
+    client.start()
+    until = time.monotonic() + 20
+    while switchable.metric("sglang:num_running_reqs") < 1:
+        assert time.monotonic() < until, "the request never ran"
+        time.sleep(0.05)
+    with pytest.raises(UnitError) as busy:
+        switch_l3(switchable, on=False, deadline_seconds=0.5)
+    assert busy.value.stable_code == "engine.busy"
+    done = switch_l3(switchable, on=False, deadline_seconds=60)
+    print(f"\ndetached {done.describe()}")
+    client.join(10)
+    (answer,) = answers
+    assert json.loads(answer)["meta_info"]["completion_tokens"] == 300
+    switch_l3(switchable, on=True)

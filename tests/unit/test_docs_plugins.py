@@ -86,7 +86,7 @@ def test_the_kit_and_its_rules_are_documented() -> None:
     suite = section("The conformance suite")
     assert set(
         re.findall(
-            r"`([a-z-]+)`(?=[,| ])", "\n".join(li for li in suite.splitlines() if li.startswith("| `"))
+            r"`([a-z0-9-]+)`(?=[,| ])", "\n".join(li for li in suite.splitlines() if li.startswith("| `"))
         )
     ) == {check.name for check in CHECKS}
     options = set(re.findall(r'"(--kvtierd[\w-]*)"', inspect.getsource(pytest_plugin)))

@@ -25,6 +25,9 @@ def test_it_has_every_member_and_answers_as_the_driver_does(refengine):
     assert bounded.metrics_url(context) == refengine.metrics_url(context)
     assert bounded.generation(context) == refengine.generation(context)
     assert bounded.flush(context, frozenset({"L1"})) == refengine.flush(context, frozenset({"L1"}))
+    switched = context.model_copy(update={"l3_switch": True})
+    for on in (True, False):
+        assert bounded.l3_switch(switched, on=on) == refengine.l3_switch(switched, on=on)
     assert bounded.read_line("hello") == refengine.read_line("hello")
     for method, body in (("observe", "no metrics"), ("generated", b"{}"), ("tokens", b"x")):
         outcomes = []

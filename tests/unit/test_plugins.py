@@ -35,6 +35,8 @@ class Driver:
 
     def flush(self, context, tiers): ...
 
+    def l3_switch(self, context, *, on): ...
+
 
 @pytest.fixture
 def plugin(monkeypatch):

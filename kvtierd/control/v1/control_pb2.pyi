@@ -38,7 +38,7 @@ class Tier(_message.Message):
     def __init__(self, name: _Optional[str] = ..., where: _Optional[str] = ..., state: _Optional[str] = ..., capacity_bytes: _Optional[int] = ..., used_bytes: _Optional[int] = ..., query_tokens: _Optional[int] = ..., hit_tokens: _Optional[int] = ..., hit_rate: _Optional[float] = ..., age_seconds: _Optional[float] = ..., capacity_tokens: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class Unit(_message.Message):
-    __slots__ = ("id", "kind", "name", "state", "reason", "pid", "since", "restarts", "next_try_in_seconds", "last_lines", "stale", "last_exit")
+    __slots__ = ("id", "kind", "name", "state", "reason", "pid", "since", "restarts", "next_try_in_seconds", "last_lines", "stale", "last_exit", "remark")
     ID_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -51,6 +51,7 @@ class Unit(_message.Message):
     LAST_LINES_FIELD_NUMBER: _ClassVar[int]
     STALE_FIELD_NUMBER: _ClassVar[int]
     LAST_EXIT_FIELD_NUMBER: _ClassVar[int]
+    REMARK_FIELD_NUMBER: _ClassVar[int]
     id: str
     kind: str
     name: str
@@ -63,7 +64,8 @@ class Unit(_message.Message):
     last_lines: _containers.RepeatedScalarFieldContainer[str]
     stale: bool
     last_exit: str
-    def __init__(self, id: _Optional[str] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., pid: _Optional[int] = ..., since: _Optional[float] = ..., restarts: _Optional[int] = ..., next_try_in_seconds: _Optional[float] = ..., last_lines: _Optional[_Iterable[str]] = ..., stale: _Optional[bool] = ..., last_exit: _Optional[str] = ...) -> None: ...
+    remark: str
+    def __init__(self, id: _Optional[str] = ..., kind: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ..., pid: _Optional[int] = ..., since: _Optional[float] = ..., restarts: _Optional[int] = ..., next_try_in_seconds: _Optional[float] = ..., last_lines: _Optional[_Iterable[str]] = ..., stale: _Optional[bool] = ..., last_exit: _Optional[str] = ..., remark: _Optional[str] = ...) -> None: ...
 
 class EndpointClient(_message.Message):
     __slots__ = ("pid", "process", "kind", "lookups", "lookup_hits", "writes", "connected")
@@ -258,6 +260,28 @@ class PurgeReply(_message.Message):
     removed_keys: int
     seconds: float
     def __init__(self, removed_keys: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class SwitchL3Request(_message.Message):
+    __slots__ = ("unit", "on", "wait_seconds")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    ON_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    on: bool
+    wait_seconds: float
+    def __init__(self, unit: _Optional[str] = ..., on: _Optional[bool] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+
+class SwitchL3Reply(_message.Message):
+    __slots__ = ("unit", "on", "seconds", "note")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    ON_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    on: bool
+    seconds: float
+    note: str
+    def __init__(self, unit: _Optional[str] = ..., on: _Optional[bool] = ..., seconds: _Optional[float] = ..., note: _Optional[str] = ...) -> None: ...
 
 class PluginsRequest(_message.Message):
     __slots__ = ()

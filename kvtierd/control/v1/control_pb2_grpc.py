@@ -74,6 +74,11 @@ class ControlStub:
                 request_serializer=kvtierd_dot_v1_dot_control__pb2.PurgeRequest.SerializeToString,
                 response_deserializer=kvtierd_dot_v1_dot_control__pb2.PurgeReply.FromString,
                 _registered_method=True)
+        self.SwitchL3 = channel.unary_unary(
+                '/kvtierd.v1.Control/SwitchL3',
+                request_serializer=kvtierd_dot_v1_dot_control__pb2.SwitchL3Request.SerializeToString,
+                response_deserializer=kvtierd_dot_v1_dot_control__pb2.SwitchL3Reply.FromString,
+                _registered_method=True)
         self.Plugins = channel.unary_unary(
                 '/kvtierd.v1.Control/Plugins',
                 request_serializer=kvtierd_dot_v1_dot_control__pb2.PluginsRequest.SerializeToString,
@@ -143,6 +148,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SwitchL3(self, request, context):
+        """Takes an engine's L3 off or on while it runs. Waits until the engine has no requests where it needs that.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Plugins(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -197,6 +209,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Purge,
                     request_deserializer=kvtierd_dot_v1_dot_control__pb2.PurgeRequest.FromString,
                     response_serializer=kvtierd_dot_v1_dot_control__pb2.PurgeReply.SerializeToString,
+            ),
+            'SwitchL3': grpc.unary_unary_rpc_method_handler(
+                    servicer.SwitchL3,
+                    request_deserializer=kvtierd_dot_v1_dot_control__pb2.SwitchL3Request.FromString,
+                    response_serializer=kvtierd_dot_v1_dot_control__pb2.SwitchL3Reply.SerializeToString,
             ),
             'Plugins': grpc.unary_unary_rpc_method_handler(
                     servicer.Plugins,
@@ -425,6 +442,33 @@ class Control:
             '/kvtierd.v1.Control/Purge',
             kvtierd_dot_v1_dot_control__pb2.PurgeRequest.SerializeToString,
             kvtierd_dot_v1_dot_control__pb2.PurgeReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SwitchL3(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtierd.v1.Control/SwitchL3',
+            kvtierd_dot_v1_dot_control__pb2.SwitchL3Request.SerializeToString,
+            kvtierd_dot_v1_dot_control__pb2.SwitchL3Reply.FromString,
             options,
             channel_credentials,
             insecure,

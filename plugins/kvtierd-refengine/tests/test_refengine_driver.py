@@ -24,6 +24,7 @@ from kvtierd import hookspecs
 from kvtierd.plan.engine import EngineContext, EngineObservation
 from kvtierd.plan.inventory import Inventory
 from kvtierd.plan.model import HttpProbe
+from kvtierd.testing import engine_context
 
 DRIVER = RefengineDriver()
 
@@ -100,7 +101,7 @@ def test_the_operators_environment_wins_but_cannot_hide_memcaches_libraries() ->
     [
         ({"max-modl-len": 1}, "engine.arg-unknown", "did you mean 'max-model-len'?"),
         ({"zzz": 1}, "engine.arg-unknown", "known: preset, seed"),
-        ({"port": 1}, "engine.arg-ours", "set host, port and model"),
+        ({"port": 1}, "engine.arg-ours", "set host, port, model or l3_switch"),
         ({"preset": "huge"}, "engine.arg-value", "default: base"),
         ({"l1": "many"}, "engine.arg-value", "default: 64MiB"),
         ({"drain": 3}, "engine.arg-value", "default: 10s"),
@@ -213,3 +214,18 @@ def test_help_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse_command_line(["--help"])
     assert "not for serving" in " ".join(capsys.readouterr().out.split())
+
+
+def test_l3_can_be_switched_where_the_settings_say_so() -> None:
+    asked = engine_context(l3_switch=True)
+    argv = DRIVER.launch(asked).argv
+    assert argv[argv.index("--l3-switch") + 1] == "on"
+    calls = [DRIVER.l3_switch(asked, on=on) for on in (True, False)]
+    assert [(c.method, c.path) for (c,) in calls] == [("PUT", "/l3"), ("DELETE", "/l3")]
+    assert "--l3-switch" not in DRIVER.launch(engine_context()).argv
+    with pytest.raises(ValueError, match="l3_switch = true"):
+        DRIVER.l3_switch(engine_context(), on=True)
+    with pytest.raises(ValueError, match="no L3"):
+        DRIVER.l3_switch(engine_context(l3_switch=True, args={"l3": "off"}), on=True)
+    refusal = DRIVER.launch(engine_context(args={"l3-switch": "on"})).refusals[0]
+    assert (refusal.code, "l3_switch" in refusal.hint) == ("engine.arg-ours", True)

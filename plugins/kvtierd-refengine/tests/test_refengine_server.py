@@ -369,3 +369,57 @@ async def test_an_internal_fault_is_an_openai_error_too(monkeypatch: pytest.Monk
             events = await events_of(response)
         assert events[0]["error"]["type"] == "server_error"
         assert events[-1] == "[DONE]"
+
+
+async def l3(lab: Lab, method: str) -> tuple[int, Any]:
+    async with lab.client.request(method, "/l3") as response:
+        return response.status, await response.json()
+
+
+async def test_l3_goes_off_and_on_and_no_request_fails() -> None:
+    async with running(FakeStore(), l3_switch=True) as lab:
+        _, first = await lab.post("/v1/completions", COMPLETION)
+        tier = lab.server.tier
+        assert tier is not None
+        async with asyncio.timeout(10):
+            while not tier.drained():
+                await asyncio.sleep(0.01)
+
+        async def cold() -> tuple[int, str]:
+            await lab.post("/reset_prefix_cache", "")
+            status, body = await lab.post("/v1/completions", COMPLETION)
+            assert status == 200
+            return body["usage"]["kvtier"]["l3_tokens"], body["usage"]["kvtier"]["logits_digest"]
+
+        digest = first["usage"]["kvtier"]["logits_digest"]
+        hits, _ = await cold()
+        assert hits > 0
+        queries = lab.metric("vllm:external_prefix_cache_queries_total")
+        assert await l3(lab, "DELETE") == (200, {"l3": "closed"})
+        assert await cold() == (0, digest)
+        assert lab.metric("vllm:external_prefix_cache_queries_total") == queries, "it was not asked"
+        assert lab.metric("refengine:l3_attached") == 0
+        assert (await lab.get("/health"))[0] == 200
+        assert await l3(lab, "PUT") == (200, {"l3": "attached"})
+        assert await cold() == (hits, digest)
+
+
+async def test_l3_is_fixed_unless_it_was_asked_for() -> None:
+    async with running(FakeStore()) as lab:
+        for method in ("PUT", "DELETE"):
+            status, body = await l3(lab, method)
+            assert (status, body["error"]["code"]) == (403, "l3_fixed")
+    async with running(l3_switch=True) as lab:
+        status, body = await l3(lab, "DELETE")
+        assert (status, body["error"]["code"]) == (400, "no_l3")
+
+
+async def test_a_pool_that_cannot_be_joined_again_is_said() -> None:
+    store = FakeStore()
+    async with running(store, l3_switch=True) as lab:
+        await l3(lab, "DELETE")
+        store.open_codes = [-3000]
+        status, body = await l3(lab, "PUT")
+        assert (status, body["error"]["code"]) == (503, "l3_not_attached")
+        assert "-3000" in body["error"]["message"]
+        assert (await lab.post("/v1/completions", COMPLETION))[0] == 200

@@ -11,7 +11,7 @@ import pytest
 from kvtierd_refengine.blockobject import HEADER_BYTES, object_key
 from kvtierd_refengine.l3attach import Attachment
 from kvtierd_refengine.l3store import Span
-from kvtierd_refengine.l3tier import FloatArray, L3Tier, LoadJob, SaveJob, TierOptions
+from kvtierd_refengine.l3tier import FloatArray, L3Tier, LoadJob, SaveJob, TierBusyError, TierOptions
 from refengine_fakes import CountingEvents, FakeStore, wait_for
 
 MODEL = b"m" * 32
@@ -330,3 +330,106 @@ def test_memory_that_cannot_be_registered_is_not_used() -> None:
     attachment, _ = attach(store)
     wait_for(lambda: attachment.state == "failed", "it failed")
     assert "register_buffer" in attachment.problem
+
+
+def test_detached_it_is_not_asked_and_attached_again_it_has_what_was_saved(lab: Lab) -> None:
+    lab.save()
+    for _ in range(2):
+        lab.tier.detach()
+        lab.tier.detach()  # twice does no harm
+        assert (lab.tier.state, lab.store.closed) == ("closed", True)
+        calls = list(lab.store.calls)
+        assert lab.load()[0] == 0
+        released = len(lab.released)
+        lab.save(HASHES[:3])
+        assert len(lab.released) == released + 3, "blocks come back at once"
+        assert lab.store.calls == calls
+        lab.store.closed = False
+        lab.tier.attach()
+        lab.tier.attach()
+        wait_for(lambda: lab.tier.usable, "attached again")
+        loaded, blocks = lab.load()
+        assert loaded == COUNT
+        assert all((block == index).all() for index, block in enumerate(blocks))
+    assert lab.store.calls.count("open") == 3
+
+
+def test_a_load_under_way_ends_before_the_client_is_closed(lab: Lab) -> None:
+    lab.save()
+    gate = lab.store.gates["get"] = threading.Event()
+    results: list[int] = []
+    blocks = [np.full(SHAPE, -1, dtype=np.float32) for _ in range(COUNT)]
+    assert lab.tier.submit_load(LoadJob(HASHES, blocks, results.append))
+    wait_for(lambda: "get" in lab.store.calls, "the get began")
+    leaving = threading.Thread(target=lab.tier.detach)
+    leaving.start()
+    time.sleep(0.1)
+    assert not lab.store.closed, "never under a call"
+    gate.set()
+    leaving.join(10)
+    wait_for(lambda: results, "the request went on")
+    assert lab.store.closed
+    assert results[0] < COUNT, "the rest is computed"
+
+
+def test_with_a_call_stuck_it_stays_as_it_is() -> None:
+    lab = Lab(call_limit_seconds=0.1)
+    lab.save()
+    gate = lab.store.gates["get"] = threading.Event()
+    assert lab.load()[0] == 0  # given up on, but the call is still there
+    with pytest.raises(TierBusyError, match="have not returned"):
+        lab.tier.detach(0.1)
+    assert (lab.tier.state, lab.store.closed) == ("attached", False)
+    gate.set()
+    wait_for(lambda: lab.tier.usable, "used again")
+    assert lab.load()[0] == COUNT
+    lab.tier.detach()
+    assert lab.store.closed
+
+
+def test_an_init_that_hangs_is_neither_left_nor_repeated() -> None:
+    store = FakeStore()
+    gate = store.gates["open"] = threading.Event()
+    options = TierOptions(namespace="test", init_deadline_seconds=0.1)
+    tier = L3Tier(store, options, model_identity=MODEL, block_bytes=BLOCK_BYTES, events=CountingEvents())
+    tier.start()
+    wait_for(lambda: tier.state == "hung", "hung")
+    with pytest.raises(TierBusyError, match="init"):
+        tier.detach()
+    tier.attach()
+    gate.set()
+    wait_for(lambda: tier.state == "attached", "attached late")
+    tier.detach()
+    assert (store.closed, store.calls.count("open")) == (True, 1)
+
+
+def test_it_does_not_join_again_while_the_old_client_is_being_closed(lab: Lab) -> None:
+    gate = lab.store.gates["close"] = threading.Event()
+    lab.tier.detach(0.05)
+    assert lab.tier.state == "closed"
+    with pytest.raises(TierBusyError, match="closed its client"):
+        lab.tier.attach()
+    gate.set()
+    wait_for(lambda: lab.store.closed, "closed")
+
+    def attached() -> bool:
+        try:
+            lab.tier.attach()
+        except TierBusyError:
+            return False
+        return lab.tier.usable
+
+    wait_for(attached, "attached again")
+
+
+def test_one_that_joins_after_it_was_told_to_leave_leaves() -> None:
+    store = FakeStore()
+    gate = store.gates["open"] = threading.Event()
+    attachment = Attachment(store, [], deadline_seconds=0.05)
+    attachment.start()
+    wait_for(lambda: attachment.state == "hung", "hung")
+    assert attachment.close(0.1)
+    gate.set()
+    wait_for(lambda: store.closed, "closed")
+    wait_for(lambda: not attachment.busy, "done")
+    assert attachment.state == "closed"

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from kvtierd_sglang.plugin import SglangCpuDriver, SglangDriver
-from kvtierd_sglang.storage import attach_call, detach_call
 from sglang_contexts import GIB, context, pool, value_of
 
 from kvtierd.hookspecs import ENTRY_POINT_GROUP
@@ -153,7 +152,7 @@ def test_values_from_toml_become_arguments() -> None:
         ({"hicache-size": 150}, "engine.arg-ours", "per rank"),
         ({"hicache-siz": 150}, "engine.arg-ours", "per rank"),
         ({"hicache-storage-backend": "file"}, "engine.arg-ours", "l3"),
-        ({"admin-api-key": "s"}, "engine.arg-ours", "0600"),
+        ({"admin-api-key": "s"}, "engine.arg-ours", "l3_switch = true"),
         ({"--tp-size": 2}, "engine.arg-unknown", "tp-size"),
         ({"hicache-storage-backend-extra-config": "{}"}, "engine.arg-value", "prefetch_threshold"),
         ({"hicache-storage-backend-extra-config": {"dram_size": "1GB"}}, "conf.extra-conflict", "dram_size"),
@@ -284,14 +283,76 @@ def test_l1_and_l2_are_flushed_together() -> None:
         DRIVER.flush(decode, frozenset({"L3"}))
 
 
-def test_l3_at_run_time() -> None:
-    call = attach_call('{"protocol": "device_sdma"}')
-    assert (call.method, call.path) == ("PUT", "/hicache/storage-backend")
-    assert call.body == {
+def test_l3_at_run_time_takes_a_key_and_an_idle_engine() -> None:
+    asked = context(l3_switch=True)
+    launch = DRIVER.launch(asked)
+    assert launch.refusals == ()
+    (attach,), (detach,) = (DRIVER.l3_switch(asked, on=on) for on in (True, False))
+    assert (attach.method, attach.path) == ("PUT", "/hicache/storage-backend")
+    assert attach.body == {
         "hicache_storage_backend": "npu_memcache",
-        "hicache_storage_backend_extra_config_json": '{"protocol": "device_sdma"}',
+        "hicache_storage_backend_extra_config_json": value_of(
+            launch.argv, "--hicache-storage-backend-extra-config"
+        ),
     }
-    assert (detach_call().method, detach_call().body) == ("DELETE", None)
+    assert (detach.method, detach.path, detach.body) == ("DELETE", "/hicache/storage-backend", None)
+    assert attach.needs_idle
+    assert detach.needs_idle
+    (key,) = (file for file in launch.files if file.secret)
+    assert (key.mode, key.content) == ("0600", "admin-api-key: <secret>\n")
+    assert value_of(launch.argv, "--config") == key.path
+    assert attach.bearer_file == detach.bearer_file == key.path
+    assert not any("admin" in argument and argument != key.path for argument in launch.argv)
+    assert "engine.key-readable" in codes(launch.notes)
+    calls = DRIVER.flush(asked, frozenset({"L1", "L2", "L3"}))
+    assert [call.bearer_file for call in calls] == [key.path, key.path], "SGLang wants the key for these too"
+
+
+def test_without_the_setting_there_is_no_key() -> None:
+    launch = DRIVER.launch(context())
+    assert "--config" not in launch.argv
+    assert not any(file.secret for file in launch.files)
+    assert "engine.l3-at-run-time" in codes(launch.notes)
+    assert {call.bearer_file for call in DRIVER.flush(context(), frozenset({"L1", "L2", "L3"}))} == {None}
+    with pytest.raises(ValueError, match="l3_switch = true"):
+        DRIVER.l3_switch(context(), on=False)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7"])
+def test_an_engine_with_a_key_listens_on_loopback_only(host: str) -> None:
+    launch = DRIVER.launch(context(l3_switch=True, host=host))
+    (refusal,) = launch.refusals
+    assert refusal.code == "engine.key-exposed"
+    assert "127.0.0.1" in refusal.hint
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1"])
+def test_loopback_is_more_than_one_address(host: str) -> None:
+    assert DRIVER.launch(context(l3_switch=True, host=host)).refusals == ()
+
+
+def test_sglang_reads_one_config_file_only() -> None:
+    launch = DRIVER.launch(context(l3_switch=True, args={"config": "/etc/mine.yaml"}))
+    assert codes(launch.refusals) == ["engine.config-twice"]
+    assert "/etc/mine.yaml" in launch.refusals[0].hint
+
+
+@pytest.mark.parametrize("changes", [{"role": "decode"}, {"args": {"l3": "off"}}])
+def test_an_engine_without_l3_gets_no_key(changes: dict[str, Any]) -> None:
+    asked = context(l3_switch=True, **changes)
+    launch = DRIVER.launch(asked)
+    assert "--config" not in launch.argv
+    assert not launch.files
+    with pytest.raises(ValueError, match="no L3"):
+        DRIVER.l3_switch(asked, on=True)
+    assert {call.bearer_file for call in DRIVER.flush(asked, frozenset({"L1", "L2"}))} <= {None}
+
+
+def test_the_cpu_driver_attaches_files() -> None:
+    asked = context(devices=(), args={"l3": "on"}, series="emulated", l2_bytes=GIB, l3_switch=True)
+    (attach,) = CPU.l3_switch(asked, on=True)
+    assert attach.body == {"hicache_storage_backend": "file"}
+    assert "engine.key-readable" in codes(CPU.launch(asked).notes)
 
 
 def test_the_cpu_driver_uses_no_memcache() -> None:

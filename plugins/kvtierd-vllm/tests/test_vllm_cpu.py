@@ -214,3 +214,9 @@ def test_what_passes_is_tried_again(log: str) -> None:
 
 def test_wrong_usage_is_never_tried_again() -> None:
     assert 2 in DRIVER.launch(cpu_context()).restart.fatal_exit_codes
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_l3_stays_as_it_was_started(on: bool) -> None:
+    with pytest.raises(ValueError, match="restart"):
+        DRIVER.l3_switch(cpu_context(l3_switch=True), on=on)

@@ -9,6 +9,7 @@ import pytest
 from kvtierd.cli import main
 from kvtierd.cli.status import _console, render
 from kvtierd.control.v1 import control_pb2 as pb
+from kvtierd.errors import UnitError
 
 A2 = ["--settings", "examples/single-host-a2.toml", "--inventory", "tests/fixtures/inventory/a2-2cards.json"]
 
@@ -269,3 +270,43 @@ def test_every_example_plans_on_some_recorded_host(run):
             *node,
         )
         assert code == 0, out + err
+
+
+def test_status_shows_what_an_operator_did_to_an_engine_as_a_remark():
+    now = time.time()
+    units = [pb.Unit(id="kvtier-engine-ref", state="ready", remark="without L3: detached by an operator")]
+    text = shown(pb.StatusReply(node="n", units=units, at=now, started=now - 5), width=140)
+    assert "without L3: detached by an operator" in text
+    assert "!" not in text
+
+
+class FakeClient:
+    """The control service, as far as l3 asks it."""
+
+    asked = ()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return None
+
+    def switch_l3(self, unit, *, on, wait_seconds):
+        FakeClient.asked = (unit, on, wait_seconds)
+        if unit == "busy":
+            raise UnitError("busy was not without requests for 5 s", hint="wait longer", code="engine.busy")
+        return pb.SwitchL3Reply(unit=f"kvtier-engine-{unit}", on=on, seconds=1.5, note="L3 is as asked")
+
+
+def test_l3_detach_and_attach(run, monkeypatch):
+    monkeypatch.setattr("kvtierd.cli.l3.connect", lambda settings, socket: FakeClient())
+    code, out, _ = run("l3", "detach", "ref", "--deadline", "5")
+    assert (code, out) == (0, "kvtier-engine-ref: L3 is as asked\n")
+    assert FakeClient.asked == ("ref", False, 5.0)
+    code, out, _ = run("l3", "attach", "ref", "--json")
+    assert (code, json.loads(out)["on"]) == (0, True)
+    assert FakeClient.asked == ("ref", True, 60.0)
+    code, _, err = run("l3", "detach", "busy")
+    assert code == 1
+    assert "wait longer" in err
+    assert run("l3", "detach")[0] == 2

@@ -66,6 +66,10 @@ class FakeNode:
     async def purge(self):
         raise RuntimeError("a fault of ours")
 
+    async def switch_l3(self, unit, *, on, wait_seconds):
+        self.calls.append((unit, "l3", on, wait_seconds))
+        return pb.SwitchL3Reply(unit=unit, on=on, note="done")
+
     def plugins(self):
         return [pb.Plugin(name="p")]
 
@@ -118,6 +122,13 @@ async def test_actions_arrive_as_asked(served):
     await call(served[1], "reload", restart_changed=True)
     assert (await call(served[1], "drain", "ref", 7.0)).note == "drained"
     assert served[0].calls == [("ref", "restart", 3.0), ("reload", True), ("ref", "drain", 7.0)]
+
+
+@pytest.mark.parametrize("on", [True, False])
+async def test_l3_on_and_off_arrive_as_asked(served, on):
+    reply = await call(served[1], "switch_l3", "ref", on=on, wait_seconds=4.0)
+    assert (reply.on, reply.note) == (on, "done")
+    assert served[0].calls == [("ref", "l3", on, 4.0)]
 
 
 async def test_streams(served):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvtierd.plan.engine import EngineLaunch, EngineObservation, HttpCall
 from kvtierd.plan.inventory import Inventory, NpuProcess, PortOwner
-from kvtierd.plan.model import NodePlan, Note, Refusal
+from kvtierd.plan.model import FileSpec, NodePlan, Note, Refusal
 from kvtierd.plan.planner import make_plan
 from kvtierd.plan.toolchain import Emulation, Toolchain
 from kvtierd.settings import Settings, load_settings
@@ -56,6 +56,11 @@ class FakeDriver:
         if "L3" in tiers:
             raise ValueError("cannot")
         return (HttpCall(path="/flush"),)
+
+    def l3_switch(self, context, *, on):
+        if not context.l3_switch:
+            raise ValueError("not asked for")
+        return (HttpCall(method="PUT" if on else "DELETE", path="/l3"),)
 
 
 def host(name: str, **changes) -> Inventory:
@@ -304,6 +309,67 @@ def test_a_driver_gets_what_it_needs():
     assert unit.talk.base_url == "http://127.0.0.1:8113"
     assert unit.talk.generation.path == "/v1/completions"
     assert set(unit.talk.flush) == {"L1", "L1+L2"}, "what the driver cannot flush is left out"
+
+
+def test_l3_can_be_switched_only_where_the_settings_say_so():
+    talk = plan(configured(engine=[engine()]), host("a2-2cards")).unit("kvtier-engine-e").talk
+    assert (talk.l3_attach, talk.l3_detach, talk.l3_fixed) == ((), (), "not asked for")
+    made = plan(configured(engine=[engine(l3_switch=True)]), host("a2-2cards"))
+    talk = made.unit("kvtier-engine-e").talk
+    assert [c.method for c in (*talk.l3_attach, *talk.l3_detach)] == ["PUT", "DELETE"]
+    assert talk.l3_fixed == ""
+    assert made.refusals == ()
+
+
+class Fixed(FakeDriver):
+    def l3_switch(self, context, *, on):
+        if on:
+            return (HttpCall(path="/l3"),)
+        raise ValueError("its connector stays")
+
+
+def test_an_engine_that_cannot_switch_its_l3_is_refused_when_it_is_asked_to():
+    drivers = {"fake": Fixed()}
+    made = plan(configured(engine=[engine(l3_switch=True)]), host("a2-2cards"), drivers)
+    assert codes(made.refusals) == ["engine.l3-fixed"]
+    assert "its connector stays" in made.refusals[0].message
+    assert plan(configured(engine=[engine()]), host("a2-2cards"), drivers).refusals == ()
+
+
+def test_a_secret_is_in_no_plan_and_its_file_is_the_engines_own():
+    files = (
+        FileSpec(path="/w/key", mode="0600", content="key: <secret>\n"),
+        FileSpec(path="/w/conf", content="x"),
+    )
+    made = plan(
+        configured(engine=[engine(user="serve")]), host("a2-2cards"), {"fake": FakeDriver(files=files)}
+    )
+    unit = made.unit("kvtier-engine-e")
+    assert unit.secret_files == ("/w/key",)
+    assert set(unit.files) >= {"/w/key", "/w/conf"}
+    owners = {f.path: f.user for f in made.files}
+    assert (owners["/w/key"], owners["/w/conf"]) == ("serve", None)
+    assert next(f for f in made.files if f.path == "/w/key").content == "key: <secret>\n"
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"mode": "0640", "content": "key: <secret>\n"}, "lets others read"),
+        ({"mode": "0600", "content": "key: <secret> more\n"}, "last word"),
+        ({"mode": "0600", "content": 'key: "<secret>"\n'}, "last word"),
+        ({"mode": "0600", "content": "a: <secret>\nb: <secret>\n"}, "one secret"),
+        ({"mode": "rw-------", "content": "x"}, "mode"),
+    ],
+)
+def test_a_file_that_would_give_its_secret_away_is_a_fault_of_the_plugin(fields, why):
+    class Careless(FakeDriver):
+        def launch(self, context):
+            return EngineLaunch(argv=("x",), files=(FileSpec(path="/w/key", **fields),))
+
+    made = plan(configured(engine=[engine()]), host("a2-2cards"), {"fake": Careless()})
+    assert codes(made.refusals) == ["engine.plugin-failed"]
+    assert why in made.refusals[0].message
 
 
 @pytest.mark.parametrize(
@@ -610,5 +676,5 @@ def test_the_documented_json_shape():
     made = json.loads(plan(configured(engine=[engine()]), host("a2-2cards")).model_dump_json())
     assert set(made) >= {"node", "series", "hugepages", "files", "units", "ports", "notes", "refusals"}
     assert set(made["hugepages"]) == {"page_size_bytes", "pages", "per_numa_node"}
-    assert set(made["files"][0]) == {"path", "mode", "content"}
+    assert set(made["files"][0]) == {"path", "mode", "content", "user"}
     assert set(made["units"][0]) >= {"id", "kind", "argv", "env", "user", "devices", "files"}

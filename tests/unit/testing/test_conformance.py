@@ -137,6 +137,17 @@ def half_numbers(self: Good, line: str) -> EngineObservation | None:
     return EngineObservation(kv_tokens=int(digits)) if digits else None
 
 
+def unable(why: str = "it cannot") -> Any:
+    raise ValueError(why)
+
+
+def switching(call: Callable[[bool], HttpCall]) -> Callable[..., tuple[HttpCall, ...]]:
+    def l3_switch(self: Good, context: EngineContext, *, on: bool) -> tuple[HttpCall, ...]:
+        return (call(on),) if context.l3_switch else unable()
+
+    return l3_switch
+
+
 def backtracking(self: Good, line: str) -> EngineObservation | None:
     re.match(r"^(\s*a*)*: x$", line[:2000])
     return None
@@ -220,6 +231,16 @@ MUTANTS: list[tuple[str, type[Good]]] = [
     ("flush", with_member(flush=lambda self, context, tiers: ())),
     ("flush", with_member(flush=lambda self, context, tiers: (HttpCall(path="/reset"),))),
     ("flush", with_member(flush=lambda self, context, tiers: {"L1": (HttpCall(path="/x"),)}[min(tiers)])),
+    ("launch-files", launching(lambda launch, context: {"files": (FileSpec(path="/c", content="k: <secret>"),)})),
+    ("launch-files", launching(lambda launch, context: {"files": (FileSpec(path="/c", mode="600x", content=""),)})),
+    ("l3-switch", with_member(l3_switch=lambda self, context, *, on: ())),
+    ("l3-switch", with_member(l3_switch=lambda self, context, *, on: (HttpCall(path=f"/l3/{on}"),))),
+    ("l3-switch", with_member(l3_switch=lambda self, context, *, on: [HttpCall(path="/l3")] if on else unable())),
+    ("l3-switch", with_member(l3_switch=lambda self, context, *, on: unable("") if on else unable())),
+    ("l3-switch", with_member(l3_switch=switching(lambda on: HttpCall(path="/l3") if on else unable()))),
+    ("l3-switch", with_member(l3_switch=switching(lambda on: HttpCall(path="/l3")))),
+    ("l3-switch", with_member(l3_switch=switching(lambda on: HttpCall(path=f"/{on}", bearer_file="/etc/key")))),
+    ("l3-switch", with_member(l3_switch=switching(lambda on: HttpCall(path=f"/{on}", bearer_file="key")))),
 ]  # fmt: skip
 
 

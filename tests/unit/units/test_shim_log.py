@@ -190,3 +190,47 @@ def test_a_symlink_is_not_followed(path: Path, tmp_path: Path) -> None:
     path.symlink_to(tmp_path / "elsewhere")
     OutputLog(str(path), 10, 1).write(b"x\n")
     assert not (tmp_path / "elsewhere").exists()
+
+
+SECRET = "kABCabcABC0123456789"
+OTHER = "kABCabcABC01234567890"
+
+
+@given(
+    st.lists(st.sampled_from([SECRET, OTHER, "kABC", "k", "\n", "x", SECRET[:-1], SECRET[1:]]), max_size=12),
+    st.data(),
+)
+@settings(deadline=None)
+def test_no_secret_gets_into_the_log_however_it_is_cut(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[str], data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("log") / "u.log"
+    text = "".join(parts).encode()
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=8)))
+    log = OutputLog(str(path), 10**6, 1, hide=(SECRET, OTHER))
+    for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True):
+        log.write(text[start:end])
+    recent = "\n".join(log.recent_lines(1000))
+    log.finish()
+    got = path.read_bytes() if path.exists() else b""
+    assert SECRET not in got.decode()
+    assert SECRET not in recent
+    whole = text.replace(OTHER.encode(), b"***").replace(SECRET.encode(), b"***")
+    if SECRET.encode() not in whole and not cuts:
+        assert got.rstrip(b"\n") == whole.rstrip(b"\n"), "nothing else is changed or lost"
+
+
+def test_a_secret_over_two_writes_is_masked_and_the_rest_is_whole(path: Path) -> None:
+    log = OutputLog(str(path), 10**6, 1, ("after",), (SECRET,))
+    log.write(b"key='" + SECRET[:7].encode())
+    assert written(path) == [b"key='"], "what could be the beginning waits"
+    assert log.write(SECRET[7:].encode() + b"' after\n")
+    log.write(b"kAB")  # only looks like it
+    log.finish()
+    assert written(path) == [b"key='***' after\nkAB\n"]
+
+
+def test_an_ordinary_line_does_not_wait(path: Path) -> None:
+    log = OutputLog(str(path), 10**6, 1, hide=(SECRET,))
+    log.write(b"one\n")
+    assert written(path) == [b"one\n"]

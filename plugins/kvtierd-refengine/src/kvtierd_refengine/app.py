@@ -16,7 +16,7 @@ from kvtierd_refengine import NOTICE, __version__
 from kvtierd_refengine.api import Answer, ApiError, ChatRequest, CompletionRequest, error_body, parse_request
 from kvtierd_refengine.core import EngineCore, Event, Finished, QueueFullError, StoppingError, build
 from kvtierd_refengine.l3store import BlockStore
-from kvtierd_refengine.l3tier import L3Tier, TierOptions
+from kvtierd_refengine.l3tier import L3Tier, TierBusyError, TierOptions
 from kvtierd_refengine.model import PRESETS, Model
 from kvtierd_refengine.options import EngineOptions
 from kvtierd_refengine.stats import EngineStats
@@ -61,6 +61,8 @@ class EngineServer:
                 web.post("/v1/completions", self._completions),
                 web.post("/v1/chat/completions", self._chat_completions),
                 web.post("/reset_prefix_cache", self._reset_prefix_cache),
+                web.put("/l3", self._attach_l3),
+                web.delete("/l3", self._detach_l3),
             ]
         )
 
@@ -164,6 +166,39 @@ class EngineServer:
             },
         }
         return web.json_response(body, status=200 if self._status == "ok" else 503)
+
+    async def _attach_l3(self, _request: web.Request) -> web.Response:
+        """L3 on again. Answers when it is; else why not."""
+        tier = self._switchable_tier()
+        try:
+            await asyncio.to_thread(tier.attach)
+        except TierBusyError as error:
+            raise ApiError(409, f"L3 cannot be attached now: {error}.", code="l3_busy") from None
+        while not tier.settled and self._status == "ok":  # noqa: ASYNC110 - set by threads
+            await asyncio.sleep(_SETTLE_POLL_SECONDS)
+        if tier.state != "attached":
+            why = tier.problem or "MemCache's init has not returned"
+            raise ApiError(503, f"L3 is not attached: {why}. It is tried again.", code="l3_not_attached")
+        return web.json_response({"l3": tier.state})
+
+    async def _detach_l3(self, _request: web.Request) -> web.Response:
+        """L3 off: the MemCache client is closed, requests are computed."""
+        tier = self._switchable_tier()
+        try:
+            await asyncio.to_thread(tier.detach)
+        except TierBusyError as error:
+            raise ApiError(409, f"L3 cannot be detached now: {error}.", code="l3_busy") from None
+        return web.json_response({"l3": tier.state})
+
+    def _switchable_tier(self) -> L3Tier:
+        self._accepting_core()
+        if not self._options.l3_switch:
+            raise ApiError(
+                403, "L3 is fixed: the engine was started without --l3-switch on.", code="l3_fixed"
+            )
+        if self._tier is None:
+            raise ApiError(400, "The engine has no L3 (--l3 off).", code="no_l3")
+        return self._tier
 
     async def _version(self, _request: web.Request) -> web.Response:
         return web.json_response({"version": __version__, "engine": "refengine", "notice": NOTICE})

@@ -267,7 +267,7 @@ class EngineCore:
             self.pool.publish(sequence.slots[index], sequence.hashes[index])
         sequence.position = (sequence.l1_blocks + loaded) * size
         l1_tokens, total = sequence.l1_blocks * size, len(sequence.prompt)
-        queried = total - l1_tokens if self._tier is not None else None
+        queried = total - l1_tokens if self._tier is not None and self._tier.state != "closed" else None
         self._stats.prompt_started(PromptTokens(total, l1_tokens, loaded * size, queried))
         self._running.append(sequence)
 

@@ -48,6 +48,7 @@ class Attachment:
         self._settled = threading.Event()
         self._state: AttachState = "attaching"
         self._since = clock()
+        self._threads: list[threading.Thread] = []
         self.problem = ""
 
     @property
@@ -59,8 +60,19 @@ class Attachment:
 
     def start(self) -> None:
         """Begins to join in the background."""
-        threading.Thread(target=self._run, name="l3-attach", daemon=True).start()
+        self._in_thread(self._run, "l3-attach")
         threading.Thread(target=self._watch, name="l3-attach-watch", daemon=True).start()
+
+    def _in_thread(self, work: Callable[[], None], name: str) -> threading.Thread:
+        thread = threading.Thread(target=work, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return thread
+
+    @property
+    def busy(self) -> bool:
+        """Whether a call to join or to leave has not returned: nobody else may use the store until then."""
+        return any(thread.is_alive() for thread in self._threads)
 
     @property
     def settled(self) -> bool:
@@ -74,8 +86,7 @@ class Attachment:
             was, self._state = self._state, "closed"
         if was != "attached":
             return True
-        thread = threading.Thread(target=self._close_store, name="l3-close", daemon=True)
-        thread.start()
+        thread = self._in_thread(self._close_store, "l3-close")
         thread.join(timeout_seconds)
         return not thread.is_alive()
 
@@ -89,14 +100,19 @@ class Attachment:
         delay = self._first_retry_seconds
         while not self._closing.is_set():
             with self._lock:
+                if self._closing.is_set():
+                    return
                 self._state, self._since = "attaching", self._clock()
             problem, may_retry = self._attempt()
             with self._lock:
-                if self._closing.is_set():
-                    return
-                self._state = "failed" if problem else "attached"
+                left = self._closing.is_set()
+                self._state = "closed" if left else "failed" if problem else "attached"
                 self.problem = problem
                 took = self._clock() - self._since
+            if left:  # it has joined after it was told to leave
+                if not problem:
+                    self._close_store()
+                return
             self._settled.set()
             if not problem:
                 _log.info("L3 attached in %.2f s", took)

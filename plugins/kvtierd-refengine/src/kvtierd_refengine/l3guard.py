@@ -84,9 +84,15 @@ class CallGuard:
         self._on_trip(reason)
 
     def shut(self) -> None:
-        """Refuses every further call."""
+        """Refuses every further call, until :meth:`reopen`."""
         with self._lock:
             self._shut = True
+
+    def reopen(self) -> None:
+        """Allows calls again, with nothing held against the store."""
+        with self._lock:
+            self._shut = False
+            self._open_until = float("-inf")
 
     def call(
         self, what: str, function: Callable[[], _Result], on_late: Callable[[], None] = lambda: None

@@ -32,6 +32,10 @@ _MOST_LOADS: Final = 64
 _CLOSE_SECONDS: Final = 5.0
 
 
+class TierBusyError(Exception):
+    """The tier cannot be taken off or on just now; nothing has changed. Another try may do."""
+
+
 class TierEvents(Protocol):
     """What the tier reports to whoever counts. Called from the tier's threads."""
 
@@ -104,12 +108,17 @@ class L3Tier:
             cooldown_seconds=options.cooldown_seconds,
             on_trip=self._tripped,
         )
-        self._attachment = Attachment(store, [span], deadline_seconds=options.init_deadline_seconds)
+        self._span = span
+        self._attachment = self._new_attachment()
+        self._switching = threading.Lock()
         self._loads: queue.Queue[LoadJob] = queue.Queue(_MOST_LOADS)
         self._saves: queue.SimpleQueue[SaveJob] = queue.SimpleQueue()
         self._pending_lock = threading.Lock()
         self._pending_saves: set[bytes] = set()
         self._closed = False
+
+    def _new_attachment(self) -> Attachment:
+        return Attachment(self._store, [self._span], deadline_seconds=self._options.init_deadline_seconds)
 
     @property
     def state(self) -> AttachState:
@@ -149,15 +158,54 @@ class L3Tier:
         """
         self._closed = True
         self._guard.shut()
+        if not self._calls_end(timeout_seconds):
+            _log.warning(
+                "L3 left without closing: %d MemCache calls have not returned", self._guard.in_flight
+            )
+            return False
+        return self._attachment.close(timeout_seconds)
+
+    def _calls_end(self, timeout_seconds: float) -> bool:
         deadline = time.monotonic() + min(timeout_seconds, self._options.call_limit_seconds)
         while self._guard.in_flight:
             if time.monotonic() >= deadline:
-                _log.warning(
-                    "L3 left without closing: %d MemCache calls have not returned", self._guard.in_flight
-                )
                 return False
             time.sleep(0.01)
-        return self._attachment.close(timeout_seconds)
+        return True
+
+    def detach(self, timeout_seconds: float = _CLOSE_SECONDS) -> None:
+        """Leaves the pool; requests are computed without it until :meth:`attach`. Off already, nothing happens.
+
+        Raises:
+            TierBusyError: a MemCache call has not returned, so the client cannot be closed; it goes on as before.
+        """
+        with self._switching:
+            if self.state == "closed":
+                return
+            if self.state in {"attaching", "hung"}:
+                raise TierBusyError("MemCache's init has not returned")
+            self._guard.shut()
+            if not self._calls_end(timeout_seconds):
+                self._guard.reopen()
+                raise TierBusyError(f"{self._guard.in_flight} MemCache calls have not returned")
+            if not self._attachment.close(timeout_seconds):
+                _log.warning("L3 is off; MemCache's close has not returned yet")
+            _log.info("L3 detached: requests are computed without the pool")
+
+    def attach(self) -> None:
+        """Begins to join the pool again; ``state`` tells how it ends. On already, nothing happens.
+
+        Raises:
+            TierBusyError: MemCache has not let go of the client that was detached.
+        """
+        with self._switching:
+            if self._closed or self.state != "closed":
+                return
+            if self._attachment.busy:
+                raise TierBusyError("MemCache has not closed its client yet")
+            self._attachment = self._new_attachment()
+            self._guard.reopen()
+            self._attachment.start()
 
     def submit_load(self, job: LoadJob) -> bool:
         """Queues a load. False, and ``done`` is never called, when the tier cannot be used now."""

@@ -119,6 +119,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("l1", _size(64 * 1024, 2**40), "64MiB", "size of the L1 block cache"),
     Option("threads", _integer(1, 256), "1", "threads for matrix products (OpenBLAS, OpenMP)"),
     Option("l3", _switch, "off", "on: use the MemCache pool of MMC_LOCAL_CONFIG_PATH as L3"),
+    Option("l3-switch", _switch, "off", "on: PUT and DELETE /l3 take L3 on and off", ours=True),
     Option("l3-namespace", _namespace, "refengine", "first part of every key in the pool"),
     Option("l3-call-limit", _duration(0.01, 60), "1s", "how long a MemCache call may hold up a request"),
     Option("l3-cooldown", _duration(0.01, 600), "5s", "how long L3 is skipped after a failed call"),
@@ -147,6 +148,7 @@ class EngineOptions:
     l1: int
     threads: int
     l3: bool
+    l3_switch: bool
     l3_namespace: str
     l3_call_limit: float
     l3_cooldown: float
@@ -188,7 +190,7 @@ def arguments_from(args: Mapping[str, Any]) -> tuple[list[str], list[ArgProblem]
                 )
             )
         elif option.ours:
-            hint = "set host, port and model of the engine instead"
+            hint = "set host, port, model or l3_switch of the engine instead"
             problems.append(
                 ArgProblem("engine.arg-ours", f"args may not set {written!r}: kvtierd does", hint)
             )

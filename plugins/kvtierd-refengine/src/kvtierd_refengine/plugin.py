@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 from kvtierd.hookspecs import hookimpl
 from kvtierd.plan.engine import (
@@ -47,11 +47,9 @@ class RefengineDriver:
 
     def launch(self, context: EngineContext) -> EngineLaunch:
         """See :class:`kvtierd.plan.engine.EngineDriver`. Unknown and wrong ``args`` are refusals."""
-        args = dict(context.args)
-        if not {"l3"} & set(args) and context.local_conf_path:
-            args["l3"] = "on"
+        args = _with_l3(context)
         argv, problems = arguments_from(args)
-        uses_l3 = "--l3" in argv and argv[argv.index("--l3") + 1] == "on"
+        uses_l3 = _uses_l3(argv)
         env = dict(ENGINE_BASE_ENV)
         if uses_l3:
             env |= context.memcache_env | {"MMC_LOCAL_CONFIG_PATH": context.local_conf_path}
@@ -75,6 +73,7 @@ class RefengineDriver:
                 "--served-model-name",
                 context.model or self.name,
                 *argv,
+                *(("--l3-switch", "on") if uses_l3 and context.l3_switch else ()),
             ),
             env=env,
             clients=1 if uses_l3 else 0,
@@ -166,11 +165,31 @@ class RefengineDriver:
             )
         return (HttpCall(path="/reset_prefix_cache"),) if tiers else ()
 
+    def l3_switch(self, context: EngineContext, *, on: bool) -> tuple[HttpCall, ...]:
+        """At any time, also under requests: those under way are computed."""
+        if not _uses_l3(arguments_from(_with_l3(context))[0]):
+            raise ValueError("it has no L3")
+        if not context.l3_switch:
+            raise ValueError("it was not asked for: l3_switch = true in [[engine]], at the next start")
+        return (HttpCall(method="PUT" if on else "DELETE", path="/l3"),)
+
 
 @hookimpl
 def kvtierd_engine_drivers() -> Sequence[EngineDriver]:
     """The driver ``refengine``."""
     return [RefengineDriver()]
+
+
+def _with_l3(context: EngineContext) -> dict[str, Any]:
+    """``args`` with L3 on where there is a pool and the operator has not chosen."""
+    args = dict(context.args)
+    if "l3" not in args and context.local_conf_path:
+        args["l3"] = "on"
+    return args
+
+
+def _uses_l3(argv: Sequence[str]) -> bool:
+    return "--l3" in argv and argv[argv.index("--l3") + 1] == "on"
 
 
 _RATES = re.compile(r"(External prefix cache hit rate|Prefix cache hit rate): (\d+(?:\.\d+)?)%")

@@ -76,8 +76,10 @@ def tokens(body: bytes) -> TierTokens:
     return TierTokens(prompt=prompt, l1=l1, l2=l2, l3=l3, computed=computed)
 
 
-def flush(tiers: frozenset[Tier], *, has_l2: bool, has_l3: bool) -> tuple[HttpCall, ...]:
-    """The requests that empty these tiers. An L2 that is not there is empty.
+def flush(
+    tiers: frozenset[Tier], *, has_l2: bool, has_l3: bool, bearer_file: str | None = None
+) -> tuple[HttpCall, ...]:
+    """The requests that empty these tiers. An L2 that is not there is empty. ``bearer_file`` is the admin key's.
 
     SGLang answers 400 when it cannot: requests run or wait (``timeout`` waits for them), or there is no storage.
     Emptying L3 is MemCache's ``remove_all``: it empties the whole pool, for all engines that share it.
@@ -93,9 +95,10 @@ def flush(tiers: frozenset[Tier], *, has_l2: bool, has_l3: bool) -> tuple[HttpCa
     if "L3" in tiers and not has_l3:
         raise ValueError("this engine has no L3 to flush")
     flushes = "L1" in tiers  # with an L2, both are asked for here
-    calls = [HttpCall(path=f"/flush_cache?timeout={FLUSH_WAIT_SECONDS}")] if flushes else []
+    paths = [f"/flush_cache?timeout={FLUSH_WAIT_SECONDS}"] if flushes else []
     if "L3" in tiers:
-        calls.append(HttpCall(path="/hicache/storage-backend/clear"))
+        paths.append("/hicache/storage-backend/clear")
+    calls = [HttpCall(path=path, bearer_file=bearer_file) for path in paths]
     return tuple(calls)
 
 

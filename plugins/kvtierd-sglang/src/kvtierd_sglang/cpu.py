@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 
 from kvtierd.plan.engine import EngineContext, Remarks
 from kvtierd.plan.model import FileSpec
 from kvtierd_sglang.driver import SglangDriver, Tiers, hosts_spanned
-from kvtierd_sglang.flags import Options, arguments_of
+from kvtierd_sglang.flags import Options
 from kvtierd_sglang.sizing import ranks_of
+from kvtierd_sglang.storage import Rendered
 
 
 class SglangCpuDriver(SglangDriver):
@@ -26,6 +28,7 @@ class SglangCpuDriver(SglangDriver):
         "disable-cuda-graph": True,
     }
     io_backend = "direct"
+    backend = "file"
     uses_memcache = False
     one_rank_a_device = False
 
@@ -41,10 +44,10 @@ class SglangCpuDriver(SglangDriver):
     def _l3(
         self, context: EngineContext, options: Options, remarks: Remarks, files: list[FileSpec]
     ) -> list[str]:
-        argv = ["--hicache-storage-backend", "file"]
-        if options.storage:
-            argv += arguments_of("hicache-storage-backend-extra-config", options.storage)
-        return argv
+        return self._storage_arguments(self._storage(context, options))
+
+    def _storage(self, context: EngineContext, options: Options) -> Rendered:
+        return Rendered(json.dumps(dict(options.storage)) if options.storage else None)
 
     def _env(self, context: EngineContext, tiers: Tiers, remarks: Remarks) -> dict[str, str]:
         own = {"CUDA_VISIBLE_DEVICES": "", "SGLANG_USE_CPU_ENGINE": "1"}

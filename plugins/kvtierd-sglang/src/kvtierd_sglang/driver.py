@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 from collections.abc import Mapping
 from typing import Final
 
@@ -30,7 +31,15 @@ from kvtierd.plan.model import (
 from kvtierd_sglang import READ_VERSION, answers, lines, metrics
 from kvtierd_sglang.flags import Options, arguments_of, read_options
 from kvtierd_sglang.sizing import is_deepseek_v4, ranks_of, size_l2, version_of
-from kvtierd_sglang.storage import BACKEND, metaservice_file, storage_json
+from kvtierd_sglang.storage import (
+    BACKEND,
+    Rendered,
+    attach_call,
+    detach_call,
+    key_file,
+    metaservice_file,
+    storage_json,
+)
 
 _BOOTSTRAP_PORT: Final = 8998
 _RENDEZVOUS_PORT: Final = 20000
@@ -63,6 +72,7 @@ class SglangDriver:
     drain_seconds = 120.0
     defaults: Mapping[str, str | bool] = {"attention-backend": "ascend"}
     io_backend = "kernel_ascend"
+    backend = BACKEND
     uses_memcache = True
     one_rank_a_device = True
 
@@ -94,6 +104,8 @@ class SglangDriver:
             argv += self._l2(context, options, ranks_here, remarks)
         if tiers.l3:
             argv += self._l3(context, options, remarks, files)
+            if context.l3_switch and serves_http:
+                argv += self._key(context, options, remarks, files)
         argv += options.arguments()
         probes = self._probes(context, options, remarks, serves_http=serves_http)
         self._say(context, options, tiers, remarks)
@@ -255,9 +267,9 @@ class SglangDriver:
     def _l3(
         self, context: EngineContext, options: Options, remarks: Remarks, files: list[FileSpec]
     ) -> list[str]:
-        rendered = storage_json(context, options.storage)
-        remarks.notes += rendered.notes
-        remarks.refusals += rendered.refusals
+        storage = self._storage(context, options)
+        remarks.notes += storage.notes
+        remarks.refusals += storage.refusals
         file, refusals = metaservice_file(context)
         remarks.refusals += refusals
         if file is not None:
@@ -266,12 +278,43 @@ class SglangDriver:
                 "engine.metaservice",
                 f"kvtierd's own unit runs the MetaService; {file.path} says the same addresses in SGLang's form",
             )
-        if rendered.text is None:
-            return ["--hicache-storage-backend", BACKEND]
-        return [
-            *("--hicache-storage-backend", BACKEND),
-            *("--hicache-storage-backend-extra-config", rendered.text),
-        ]
+        return self._storage_arguments(storage)
+
+    def _storage(self, context: EngineContext, options: Options) -> Rendered:
+        """The JSON for the storage backend."""
+        return storage_json(context, options.storage)
+
+    def _storage_arguments(self, storage: Rendered) -> list[str]:
+        argv = ["--hicache-storage-backend", self.backend]
+        if storage.text is not None:
+            argv += ["--hicache-storage-backend-extra-config", storage.text]
+        return argv
+
+    def _key(
+        self, context: EngineContext, options: Options, remarks: Remarks, files: list[FileSpec]
+    ) -> list[str]:
+        """The admin key, without which SGLang detaches and attaches nothing."""
+        if not ipaddress.ip_address(context.host).is_loopback:
+            remarks.refuse(
+                "engine.key-exposed",
+                f"l3_switch gives SGLang an admin key, which SGLang {READ_VERSION} shows at /server_info to everybody who"
+                f" reaches {context.host}:{context.port}; whoever has it can make the engine load code",
+                'write host = "127.0.0.1", or remove l3_switch from this engine',
+            )
+        if "config" in options.flags:
+            remarks.refuse(
+                "engine.config-twice",
+                "l3_switch gives SGLang a --config file with its admin key, and SGLang reads one such file only",
+                f"write the flags of {options.flags['config']} into args, or remove l3_switch from this engine",
+            )
+        remarks.note(
+            "engine.key-readable",
+            f"every user of this host can read the admin key that l3_switch gives SGLang: SGLang {READ_VERSION} shows it at"
+            f" {context.url}/server_info. With it they can have the engine load code, as the user that runs it",
+        )
+        file = key_file(context)
+        files.append(file)
+        return ["--config", file.path]
 
     def _say(self, context: EngineContext, options: Options, tiers: Tiers, remarks: Remarks) -> None:
         version = version_of(context.version)
@@ -287,11 +330,11 @@ class SglangDriver:
                 f"SGLang {context.version} is not one that this driver knows ({self.versions});"
                 f" the flags are those of {READ_VERSION}",
             )
-        if tiers.l3:
+        if tiers.l3 and not context.l3_switch:
             remarks.note(
                 "engine.l3-at-run-time",
-                f"L3 is attached at the start. Attaching and detaching it at run time needs SGLang's admin key, which"
-                f" SGLang {READ_VERSION} writes into its log and shows at /server_info: kvtierd sets none",
+                "L3 is attached at the start and stays. l3_switch = true in [[engine]] lets kvtierctl take it off and on, at"
+                f" a price: it needs SGLang's admin key, which SGLang {READ_VERSION} shows at /server_info",
             )
         if context.host not in {"127.0.0.1", "::1"}:
             remarks.note(
@@ -361,9 +404,24 @@ class SglangDriver:
         return answers.tokens(body)
 
     def flush(self, context: EngineContext, tiers: frozenset[Tier]) -> tuple[HttpCall, ...]:
-        """See :func:`kvtierd_sglang.answers.flush`."""
+        """See :func:`kvtierd_sglang.answers.flush`. With an admin key, SGLang wants it for these too."""
         has = self._tiers(context, self._options(context))
-        return answers.flush(tiers, has_l2=has.l2, has_l3=has.l3)
+        key = key_file(context).path if context.l3_switch and has.l3 else None
+        return answers.flush(tiers, has_l2=has.l2, has_l3=has.l3, bearer_file=key)
+
+    def l3_switch(self, context: EngineContext, *, on: bool) -> tuple[HttpCall, ...]:
+        """SGLang does it between requests only, and with its admin key."""
+        options = self._options(context)
+        if not self._tiers(context, options).l3:
+            raise ValueError("it has no L3")
+        if not context.l3_switch:
+            raise ValueError(
+                "SGLang needs an admin key for it, which l3_switch = true in [[engine]] sets at the next start"
+            )
+        key = key_file(context).path
+        if on:
+            return (attach_call(key, self.backend, self._storage(context, options).text),)
+        return (detach_call(key),)
 
 
 def hosts_spanned(options: Options) -> int:

@@ -20,6 +20,10 @@ _NAME: Final = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 
 _BY_SETTING: Final = "kvtierd sets it from the engine's own settings: {}"
 _ALWAYS: Final = "leave it out: kvtierd always sets it, since it reads what it gives"
+_ADMIN: Final = (
+    "a key in a command line is readable by every user of the host; l3_switch = true in [[engine]] gives SGLang an"
+    " admin key by a file of mode 0600"
+)
 _READABLE: Final = (
     "a key in a command line is readable by every user of the host; write it into a YAML file of mode 0600 and"
     ' name that: config = "/etc/kvtierd/sglang.yaml"'
@@ -41,7 +45,7 @@ OURS: Final[Mapping[str, str]] = {
     "dist-init-addr": "kvtierd takes the address of the engine's first node",
     "nccl-init-addr": "kvtierd takes the address of the engine's first node",
     "api-key": _READABLE,
-    "admin-api-key": _READABLE,
+    "admin-api-key": _ADMIN,
 }
 """Flags that ``args`` may not hold, and what to write instead."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from kvtierd.errors import ConfError
 from kvtierd.mmc_conf.sglang import (
@@ -16,11 +16,12 @@ from kvtierd.mmc_conf.sglang import (
 from kvtierd.mmc_conf.versions import KNOWN_VERSIONS, MmcVersion, resolve_version
 from kvtierd.plan.engine import EngineContext
 from kvtierd.plan.hardware import uses_hcom
-from kvtierd.plan.model import FileSpec, Note, Refusal
+from kvtierd.plan.model import SECRET_MARK, FileSpec, HttpCall, Note, Refusal
 
 BACKEND: Final = "npu_memcache"
 BACKEND_PATH: Final = "/hicache/storage-backend"
 META_FILE: Final = "metaservice_config.json"
+KEY_FILE: Final = "admin-key.yaml"  # SGLang insists on the ending
 PREFETCH_THRESHOLD_TOKENS: Final = 1
 """Prompts from this length on are looked up in L3; SGLang's own default is 256 and leaves short prefixes out."""
 
@@ -104,32 +105,27 @@ def metaservice_file(context: EngineContext) -> tuple[FileSpec | None, tuple[Ref
     return FileSpec(path=f"{context.work_dir}/{META_FILE}", content=text), ()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class AdminCall:
-    """A request that SGLang takes only with its admin key, as ``Authorization: Bearer KEY``."""
-
-    method: Literal["GET", "PUT", "DELETE"]
-    path: str
-    body: Mapping[str, Any] | None = None
-
-
-def attach_call(extra_config: str, *, backend: str = BACKEND) -> AdminCall:
-    """Attaches L3 to a running engine, which must have no request running or waiting.
-
-    Args:
-        extra_config: What ``storage_json`` gives.
-        backend: The storage backend's name.
-    """
-    return AdminCall(
-        "PUT",
-        BACKEND_PATH,
-        {
-            "hicache_storage_backend": backend,
-            "hicache_storage_backend_extra_config_json": extra_config,
-        },
+def key_file(context: EngineContext) -> FileSpec:
+    """The file that gives SGLang its admin key, by ``--config``: a flag would show it to every user of the host."""
+    return FileSpec(
+        path=f"{context.work_dir}/{KEY_FILE}", mode="0600", content=f"admin-api-key: {SECRET_MARK}\n"
     )
 
 
-def detach_call() -> AdminCall:
-    """Detaches L3 from a running engine, which must have no request running or waiting."""
-    return AdminCall("DELETE", BACKEND_PATH)
+def attach_call(key_path: str, backend: str, extra_config: str | None) -> HttpCall:
+    """Attaches L3 to a running engine. Attached already, SGLang takes it as a change of nothing.
+
+    Args:
+        key_path: where the admin key is.
+        backend: the storage backend's name.
+        extra_config: the JSON text of its options, as in ``--hicache-storage-backend-extra-config``.
+    """
+    body = {"hicache_storage_backend": backend}
+    if extra_config is not None:
+        body["hicache_storage_backend_extra_config_json"] = extra_config
+    return HttpCall(method="PUT", path=BACKEND_PATH, body=body, bearer_file=key_path, needs_idle=True)
+
+
+def detach_call(key_path: str) -> HttpCall:
+    """Detaches L3 from a running engine. Detached already, SGLang answers the same."""
+    return HttpCall(method="DELETE", path=BACKEND_PATH, bearer_file=key_path, needs_idle=True)

@@ -111,6 +111,14 @@ class VllmServer:
         computed = None if prompt is None or cached is None else prompt - cached
         return TierTokens(prompt=prompt, l1=split, l3=split, computed=computed)
 
+    def l3_switch(self, context: EngineContext, *, on: bool) -> tuple[HttpCall, ...]:
+        """Never: vLLM makes its KV connector at the start and has no request that ends it.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("vLLM's KV connector is there from start to end; change the settings and restart it")
+
     def readiness(self, context: EngineContext) -> Readiness:
         """/health answers 200 once the model is loaded and the engine's processes live."""
         return Readiness(
