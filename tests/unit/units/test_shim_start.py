@@ -15,6 +15,7 @@ def request_of_a_start(tmp_path, monkeypatch):
         "instance": "i",
         "spec_digest": "d",
         "watch": [],
+        "secret_files": [],
         "stop_signal": 15,
         "stop_timeout_seconds": 5.0,
         "argv": [sys.executable, "-I", "-S", "-c", "raise SystemExit(78)"],
