@@ -34,7 +34,7 @@ from kvtierd.files import DirectoryLock
 from kvtierd.http_get import fetch_text
 from kvtierd.node import Node
 from kvtierd.observe.engines import EngineObserver, Target
-from kvtierd.observe.log_lines import LineObserver
+from kvtierd.observe.log_lines import LineObserver, watch_output
 from kvtierd.plan.docker import container_of
 from kvtierd.plan.engine import EngineDriver
 from kvtierd.plan.model import NodePlan, UnitSpec
@@ -307,20 +307,7 @@ class Daemon:
             if view and driver and unit.metrics_url and view.state in {"ready", "degraded"}:
                 targets[unit.id] = Target(unit.id, unit.metrics_url, driver)
         self._observing = asyncio.create_task(self.node.observer.look(targets))
-        self._watch_lines(plan)
-
-    def _watch_lines(self, plan: NodePlan) -> None:
-        node = self.node
-        followed = {}
-        for unit in plan.units:
-            view = node.view(unit.id)
-            driver = node.plugins.drivers.get(unit.plugin or "")
-            if view is not None and view.pid and view.instance and driver is not None:
-                followed[unit.id] = (view.instance, driver)
-        node.lines.watch(followed)
-        for unit_id, (instance, _) in followed.items():
-            reading = node.lines.readings.get(unit_id)
-            node.supervisor.report_output(unit_id, instance, reading.fatal if reading is not None else None)
+        watch_output(self.node.lines, self.node.supervisor, plan.units, self._driver)
 
     # -- what the supervisor asks
 

@@ -11,11 +11,13 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
 from kvtierd.errors import KvtierError, PluginError
 from kvtierd.foreign import ForeignCalls, told_of
 from kvtierd.plan.engine import EngineDriver, EngineObservation
+from kvtierd.plan.model import UnitSpec
+from kvtierd.units.supervisor import Supervisor
 
 LINES_BEFORE = 400  # an adopted engine has said what room it has long ago
 SLOW_SECONDS = 0.02
@@ -96,6 +98,25 @@ class LineObserver:
             async with contextlib.aclosing(self._follow(unit_id, LINES_BEFORE)) as output:  # type: ignore[type-var]
                 async for line in output:
                     await lines.put(line)
+
+
+def watch_output(
+    lines: LineObserver,
+    supervisor: Supervisor,
+    units: Iterable[UnitSpec],
+    find_driver: Callable[[str], EngineDriver | None],
+) -> None:
+    """Follows the engines among these units that run, and passes on why one cannot go on. To be called again and again."""
+    followed = {}
+    for unit in units:
+        view = supervisor.view(unit.id)
+        driver = find_driver(unit.plugin) if unit.plugin else None
+        if view is not None and view.pid and view.instance and driver is not None:
+            followed[unit.id] = (view.instance, driver)
+    lines.watch(followed)
+    for unit_id, (instance, _) in followed.items():
+        reading = lines.readings.get(unit_id)
+        supervisor.report_output(unit_id, instance, reading.fatal if reading is not None else None)
 
 
 @dataclasses.dataclass(slots=True)

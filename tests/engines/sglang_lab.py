@@ -18,6 +18,7 @@ import psutil
 from kvtierd_sglang.plugin import SglangCpuDriver
 
 from kvtierd.engines.proof import GenerationProof
+from kvtierd.observe.log_lines import LineObserver, watch_output
 from kvtierd.plan.inventory import Inventory
 from kvtierd.plan.model import HttpCall, UnitSpec
 from kvtierd.plan.planner import make_plan
@@ -157,15 +158,19 @@ class Lab:
     async def _run(self) -> None:
         backend = ShimBackend(self.base / "run", self.base / "log")
         proof = GenerationProof({DRIVER.name: DRIVER}.get)
+        find_driver = {DRIVER.name: DRIVER}.get
         self.supervisor = Supervisor(backend, extra_checks={"engine": proof.check})
+        lines = LineObserver(backend.follow)
         self._made.set()
         while not self._ending:
             await self.supervisor.step(tuple(self._specs))
+            watch_output(lines, self.supervisor, tuple(self._specs), find_driver)
             self.views = {view.id: view for view in self.supervisor.views()}
             await self.supervisor.wait(0.5)
         for process in await backend.list():
             if process.running:
                 await backend.kill(process.unit_id)
+        await lines.close()
         await self.supervisor.close()
         await backend.close()
 
