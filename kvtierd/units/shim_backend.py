@@ -213,9 +213,12 @@ class ShimBackend:
         record = self._live.get(unit_id) or shim_record.read_record(str(self._directory(unit_id)))
         return record is not None and text in record.get("seen", ())
 
-    async def follow(self, unit_id: str, lines: int = 20) -> AsyncIterator[str]:
-        """The last lines (also of earlier runs), then new ones for ever."""
-        follower = await asyncio.to_thread(LogFollower, self._log_path(unit_id), lines)
+    async def follow(
+        self, unit_id: str, lines: int = 20, *, instance: str | None = None
+    ) -> AsyncIterator[str]:
+        """The last lines (also of earlier runs unless ``instance`` names one), then new ones for ever."""
+        since = None if instance is None else await self._begin_of(unit_id, instance)
+        follower = await asyncio.to_thread(LogFollower, self._log_path(unit_id), lines, since)
         try:
             while True:
                 found = await asyncio.to_thread(follower.read)
@@ -225,6 +228,17 @@ class ShimBackend:
                     await asyncio.sleep(FOLLOW_POLL_SECONDS)
         finally:
             follower.close()
+
+    async def _begin_of(self, unit_id: str, instance: str) -> tuple[int, int]:
+        """Inode and offset of the log where this run began."""
+        deadline = time.monotonic() + ANSWER_LIMIT_SECONDS
+        while True:
+            record = self._live.get(unit_id) or shim_record.read_record(str(self._directory(unit_id)))
+            if record is not None and record["instance"] == instance:
+                return record.get("log_inode", 0), record.get("log_offset", 0)
+            if time.monotonic() > deadline:
+                raise UnitError(f"{unit_id} has no run {instance} now", code="unit.other-run")
+            await asyncio.sleep(0.05)
 
     async def wait_change(self, timeout_seconds: float) -> bool:
         """True as soon as a unit started, ended or said something new; False when the time is up."""

@@ -506,6 +506,19 @@ async def test_follow_goes_on_across_rotation_and_restart(backend: UnitBackend) 
     assert seen == list(range(6000))
 
 
+async def test_following_a_run_gives_no_line_of_an_earlier_one(backend: UnitBackend) -> None:
+    first = await backend.start(unit("print('I am dying')"))
+    await wait_ended(backend, "kvtier-engine-a")
+    second = await backend.start(unit("import time; print('I am well', flush=True); time.sleep(30)"))
+    following = backend.follow("kvtier-engine-a", lines=100, instance=second.instance)
+    assert await asyncio.wait_for(anext(following), 20) == "I am well"
+    await following.aclose()  # type: ignore[attr-defined]
+    gone = backend.follow("kvtier-engine-a", lines=100, instance=first.instance)
+    with pytest.raises(UnitError) as caught:
+        await asyncio.wait_for(anext(gone), 20)
+    assert caught.value.stable_code == "unit.other-run"
+
+
 async def test_wait_change_tells_of_an_end(backend: UnitBackend) -> None:
     await backend.start(unit("import time; time.sleep(0.5)"))
     while await backend.wait_change(0.05):

@@ -23,12 +23,14 @@ class Output:
     def __init__(self):
         self.queues = {}
         self.open = 0
+        self.followed = []
 
     def queue(self, unit):
         return self.queues.setdefault(unit, asyncio.Queue())
 
-    async def follow(self, unit, lines):
+    async def follow(self, unit, lines, *, instance):
         self.open += 1
+        self.followed.append((unit, instance))
         try:
             while True:
                 yield await self.queue(unit).get()
@@ -64,6 +66,7 @@ async def test_another_run_starts_from_nothing_and_a_gone_engine_is_forgotten(ou
     observer.watch({"e": ("two", Driver())})
     await say(output, "e")
     assert observer.readings == {}
+    assert output.followed == [("e", "one"), ("e", "two")]
     observer.watch({})
     await say(output, "e")
     assert output.open == 0
