@@ -162,7 +162,9 @@ def kv_memory_bytes(text: str) -> int | None:
 def stats(text: str) -> Stats | None:
     """The last readable statistics record on the line."""
     starts = list(_ENGINE.finditer(text))
-    if " Engines Aggregated: " in text:  # tried only then: as one alternative of two it would cost half of the time
+    if (
+        " Engines Aggregated: " in text
+    ):  # tried only then: as one alternative of two it would cost half of the time
         starts = sorted((*starts, *_AGGREGATED.finditer(text)), key=lambda found: found.start())
     if not starts:
         record = _stats_record(text, None)
