@@ -43,8 +43,12 @@ _MEMORY: Final = (
 _MEMORY_CPU: Final = re.compile(rf"Explicitly set \({_DECIMAL}/{_DECIMAL}\) {_UNIT} for KV cache")
 _ENGINE: Final = re.compile(r"Engine (\d{1,6}): ")
 _AGGREGATED: Final = re.compile(r"\b\d{1,6} Engines Aggregated: ()")
-_PERCENT: Final = re.compile(r"(\d+(?:\.\d+)?)%")
-_REQUESTS: Final = re.compile(r"(\d+) reqs\b")
+# Each begins with a text of its own, which is found fast. A patched build writes a hyphen behind some labels.
+_RUNNING: Final = re.compile(r"Running-?: (\d+) reqs\b")
+_WAITING: Final = re.compile(r"Waiting-?: (\d+) reqs\b")
+_USAGE: Final = re.compile(r"KV cache usage-?: (\d+(?:\.\d+)?)%")
+_PREFIX_RATE: Final = re.compile(r"Prefix cache hit rate-?: (\d+(?:\.\d+)?)%")
+_EXTERNAL_RATE: Final = re.compile(r"External prefix cache hit rate-?: (\d+(?:\.\d+)?)%")
 _FAILED_LOADS: Final = re.compile(
     r"Failed to get (\d+) keys out of|Recovered from KV load failure: (\d+) request"
     r"|Failing (\d+) request\(s\) due to KV load failure"
@@ -195,33 +199,23 @@ def fatal_sign(text: str) -> str | None:
 
 
 def _stats_record(text: str, engine: str | None) -> Stats:
-    fields: dict[str, str] = {}
-    for part in text.split(", "):
-        label, separator, value = part.partition(": ")
-        if separator:
-            fields.setdefault(label.strip().rstrip("-"), value)
-    usage = next((value for label, value in fields.items() if label.endswith("KV cache usage")), "")
     return Stats(
         engine=int(engine) if engine else None,
-        running=_requests(fields.get("Running", "")),
-        waiting=_requests(fields.get("Waiting", "")),
-        used_ratio=_share(usage),
-        prefix_rate=_share(fields.get("Prefix cache hit rate", "")),
-        external_rate=_share(fields.get("External prefix cache hit rate", "")),
+        running=_requests(_RUNNING.search(text)),
+        waiting=_requests(_WAITING.search(text)),
+        used_ratio=_share(_USAGE.search(text)),
+        prefix_rate=_share(_PREFIX_RATE.search(text)),
+        external_rate=_share(_EXTERNAL_RATE.search(text)),
     )
 
 
-def _requests(value: str) -> int | None:
-    found = _REQUESTS.match(value)
+def _requests(found: re.Match[str] | None) -> int | None:
     return int(found[1]) if found else None
 
 
-def _share(value: str) -> float | None:
-    found = _PERCENT.match(value)
-    if found is None:
-        return None
-    percent = float(found[1])
-    return percent / 100 if percent <= 100 else None
+def _share(found: re.Match[str] | None) -> float | None:
+    percent = float(found[1]) if found else None
+    return percent / 100 if percent is not None and percent <= 100 else None
 
 
 def _count(digits: str) -> int:
