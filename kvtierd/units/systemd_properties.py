@@ -103,8 +103,9 @@ def transient_properties(
         manager_variables: Names in systemd's own environment block, which units would inherit.
     """
     unset = sorted((_ADDED_VARIABLES | set(manager_variables)) - spec.env.keys())
-    # no-env-expand: "${X}" in an argument is the engine's business, not systemd's.
-    command = [program, list(spec.argv), ["no-env-expand"]]
+    # "$" doubled: "${X}" in an argument is the engine's business, not systemd's. ExecStartEx has a flag for that, but
+    # systemd 252 cannot read its own file of such a unit again, and after a daemon-reload the unit has no command.
+    command = [program, [argument.replace("$", "$$") for argument in spec.argv], False]
     properties = [
         ("Description", Variant("s", marker.text())),
         ("After", Variant("as", [service_name(other) for other in spec.after])),
@@ -114,7 +115,7 @@ def transient_properties(
         ("Slice", Variant("s", SLICE)),
         ("Type", Variant("s", "exec")),
         ("Restart", Variant("s", "no")),  # the supervisor decides
-        ("ExecStartEx", Variant("a(sasas)", [command])),
+        ("ExecStart", Variant("a(sasb)", [command])),
         ("WorkingDirectory", Variant("s", spec.cwd)),
         ("Environment", Variant("as", [f"{name}={value}" for name, value in spec.env.items()])),
         ("UnsetEnvironment", Variant("as", unset)),
@@ -145,8 +146,8 @@ def transient_properties(
 
 
 def marker_of(properties: Mapping[str, Any], owner: str) -> Marker | None:
-    """The marker when this unit exists and is this daemon's."""
-    if properties.get("LoadState") != "loaded" or properties.get("Slice", SLICE) != SLICE:
+    """The marker when this unit exists and is this daemon's; whether systemd still likes its settings is no matter."""
+    if not is_loaded(properties) or properties.get("Slice", SLICE) != SLICE:
         return None
     marker = read_marker(str(properties.get("Description", "")))
     return marker if marker is not None and marker.owner == owner else None
@@ -154,7 +155,7 @@ def marker_of(properties: Mapping[str, Any], owner: str) -> Marker | None:
 
 def is_loaded(properties: Mapping[str, Any]) -> bool:
     """Whether systemd has anything under this name: a unit, or a file that would define one."""
-    return properties.get("LoadState", "not-found") != "not-found"
+    return str(properties.get("LoadState", "not-found")) != "not-found"
 
 
 def has_ended(properties: Mapping[str, Any]) -> bool:

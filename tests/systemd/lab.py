@@ -1,8 +1,9 @@
 """Boots a real systemd for tests: a Debian of its own in namespaces (systemd-nspawn), with this checkout in it.
 
 Needs root, ``systemd-nspawn`` (systemd-container) and ``mmdebstrap``; the root file system is made once (a minute, 240 MB)
-and kept in the user's cache directory, under an overlay that takes what the guest writes. The checkout and the interpreter are mounted read-only. Nothing is left behind: no
-process, no mount, no control group. The guest shares the host's kernel, so its /proc/sys stays read-only.
+and kept in the user's cache directory, under an overlay that takes what the guest writes. The checkout and the
+interpreter are mounted read-only. Nothing is left behind: no process, no mount, no control group. The guest shares the
+host's kernel, so its /proc/sys stays read-only.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def _binds() -> list[Path]:
     from kvtierd.emulator.build import ensure_driver
 
     ensure_driver(cache_directory())  # there is no compiler in the guest
-    wanted = [ROOT, Path(sys.prefix), Path(sys.base_prefix), cache_directory() / "emulator"]
+    wanted = [ROOT, Path(sys.prefix), Path(sys.base_prefix), cache_directory()]
     return [path for path in wanted if path != Path("/usr") and path.exists()]
 
 
