@@ -62,7 +62,7 @@ def decide(
             hint="Stop the units of one of them: systemctl stop 'kvtier-*.service'.",
             code="unit.two-backends",
         )
-    move = "stop all units (kvtierctl stop --all) and restart kvtierd, and they move"
+    move = "to move them: kvtierctl stop --all, restart kvtierd, kvtierctl start --all"
     if shim_units:
         if wanted == "systemd" or (wanted == "auto" and systemd_problem is None):
             return "shim", f"{shim_units} units still run under shims and not under systemd: {move}"

@@ -31,7 +31,7 @@ def make_systemd(base: Path) -> SystemdBackend:
 
 BACKENDS: dict[str, Callable[[Path], UnitBackend]] = {"shim": make_shim, "systemd": make_systemd}
 # Set by tests/systemd for the tests that it runs inside a booted systemd of its own; nowhere else may they start units.
-IN_GUEST = os.environ.get("KVTIERD_TEST_GUEST") == "1"
+IN_GUEST = os.environ.get("TESTS_RUN_IN_GUEST") == "1"
 
 
 @contextlib.asynccontextmanager

@@ -37,7 +37,7 @@ ENVIRONMENT = {
     "SYSTEMD_PAGER": "",
     "SYSTEMD_COLORS": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
-    "KVTIERD_TEST_GUEST": "1",
+    "TESTS_RUN_IN_GUEST": "1",
 }
 
 
@@ -230,3 +230,8 @@ def _remove_groups(name: str) -> None:
                 with contextlib.suppress(OSError):
                     Path(directory).rmdir()
             time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    with booted("command") as one:
+        sys.exit(subprocess.run(one.argv(*sys.argv[1:]), check=False).returncode)

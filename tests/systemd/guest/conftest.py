@@ -15,7 +15,7 @@ from backend_lab import Factory, backends
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if os.environ.get("KVTIERD_TEST_GUEST") == "1":
+    if os.environ.get("TESTS_RUN_IN_GUEST") == "1":
         return
     for item in items:
         if Path(__file__).parent in item.path.parents:
