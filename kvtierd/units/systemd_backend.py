@@ -15,6 +15,7 @@ import re
 import secrets
 import shutil
 import signal as signals
+import socket
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -48,9 +49,10 @@ KILL_LIMIT_SECONDS = 15.0  # after SIGKILL
 LOCK_LIMIT_SECONDS = START_LIMIT_SECONDS + KILL_LIMIT_SECONDS
 POLL_SECONDS = 0.5  # only in case a signal of systemd's was missed
 KILL_AGAIN_SECONDS = 0.2
+CGROUPS_AGENT = Path("/run/systemd/cgroups-agent")
 DEADLY = frozenset({signals.SIGKILL, signals.SIGTERM, signals.SIGINT, signals.SIGQUIT})
 _FATAL_REFUSALS = frozenset({"InvalidArgs", "PropertyReadOnly", "BadUnitSetting"})
-_KILLED = re.compile(r"Killing process \d+ \(.*\) with signal SIGKILL\.")
+_KILLED = re.compile(r": Killing process (\d+) \(.*\) with signal SIGKILL")
 
 Properties = dict[str, Any]
 
@@ -160,14 +162,20 @@ class SystemdBackend:
         seen = self._seen.get(unit_id)
         if seen is not None and unit_id not in self._stale and self._bus.connected:
             marker = marker_of(seen, self._owner)
-            if marker is not None and not has_ended(seen):
+            if (
+                marker is not None
+                and seen.get("ActiveState") in {"active", "activating"}
+                and not has_ended(seen)
+            ):
                 return process_of(unit_id, seen, marker)
             if not seen:  # not loaded
                 return self._records.ended(unit_id)
         async with self._lock(unit_id):
             before = self._seen.get(unit_id, {})
             properties = await self._read(unit_id)
-            if marker_of(properties, self._owner) is not None and not has_ended(properties):
+            if marker_of(properties, self._owner) is not None and not await self._is_over(
+                unit_id, properties
+            ):
                 return await self._judge(unit_id, properties, before)
             async with self._records.exclusive(unit_id, LOCK_LIMIT_SECONDS):
                 return await self._judge(unit_id, await self._read(unit_id), before)
@@ -192,7 +200,7 @@ class SystemdBackend:
         async with self._exclusive(unit_id):
             now = await self._read(unit_id)
             if marker_of(now, self._owner) is not None:
-                if not has_ended(now):
+                if not await self._is_over(unit_id, now):
                     raise UnitError(f"{unit_id} is being started", code="unit.running")
                 await self._unload(unit_id)
             self._records.remove(unit_id)
@@ -268,7 +276,7 @@ class SystemdBackend:
             if is_loaded(properties):
                 return None  # somebody else's
             return await self._write_off(unit_id, before or {})
-        if not has_ended(properties):
+        if not await self._is_over(unit_id, properties):
             return process_of(unit_id, properties, marker)
         instance = instance_of(properties)
         ended = self._records.ended(unit_id, instance)
@@ -280,6 +288,20 @@ class SystemdBackend:
         if properties.get("SubState") == "exited":
             await self._unload(unit_id)  # systemctl would call it active
         return ended
+
+    async def _is_over(self, unit_id: str, properties: Properties) -> bool:
+        """Whether nothing of the run is left.
+
+        With the older control groups (v1) in a container the kernel does not tell systemd that a group is empty, and it
+        would wait for the time-out of a unit whose processes are all gone. So it is told here.
+        """
+        if has_ended(properties):
+            return True
+        waits = properties.get("ActiveState") == "deactivating" and not properties.get("MainPID")
+        if not waits or await self._processes(unit_id):
+            return False
+        tell_of_empty_group(str(properties.get("ControlGroup", "")))
+        return True
 
     async def _write_off(self, unit_id: str, before: Properties) -> UnitProcess | None:
         marker = marker_of(before, self._owner)
@@ -367,7 +389,7 @@ class SystemdBackend:
             mine = marker_of(now, self._owner)
             if mine is not None and mine.token == marker.token:
                 return ""
-            if mine is not None and not has_ended(now):
+            if mine is not None and not await self._is_over(unit_id, now):
                 raise UnitError(f"{unit_id} already runs as process {now.get('MainPID')}", code="unit.exists")
             if mine is None and is_loaded(now):
                 raise _foreign(service, now)
@@ -416,7 +438,7 @@ class SystemdBackend:
         deadline = time.monotonic() + UNLOAD_LIMIT_SECONDS
         while True:
             now = await self._read(unit_id)
-            if marker_of(now, self._owner) is None or not has_ended(now):
+            if marker_of(now, self._owner) is None or not await self._is_over(unit_id, now):
                 return
             with contextlib.suppress(SystemdRefusedError):
                 if now.get("ActiveState") == "failed":
@@ -425,7 +447,7 @@ class SystemdBackend:
                     await self._bus.manager("StopUnit", "ss", service, "replace")
             if time.monotonic() > deadline:
                 raise UnitError(f"systemd does not let go of {service}", code="unit.start")
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.005 if has_ended(now) else 0.1)
 
     async def _manager_variables(self) -> builtins.list[str]:
         """Names in systemd's own environment, which it hands to every service."""
@@ -490,6 +512,16 @@ class SystemdBackend:
         return self._locks.setdefault(unit_id, asyncio.Lock())
 
 
+def tell_of_empty_group(control_group: str, agent: Path = CGROUPS_AGENT) -> None:
+    """Says what ``systemd-cgroups-agent`` says when the kernel calls it; systemd looks for itself whether it is true.
+
+    There is no such socket where only control groups v2 are used.
+    """
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.setblocking(False)
+        sender.sendto(control_group.encode(), str(agent))
+
+
 def list_of(pair: tuple[str, Any]) -> list[Any]:
     """A D-Bus struct is a list for dbus-fast."""
     return [pair[0], pair[1]]
@@ -520,7 +552,7 @@ async def _count_killed(instance: str) -> int:
         said = await journal.read(
             ["--lines=500", "_PID=1", f"INVOCATION_ID={instance}"], journal.SYNC_LIMIT_SECONDS
         )
-        return sum(1 for entry in said if _KILLED.fullmatch(entry.text))
+        return len({found[1] for entry in said if (found := _KILLED.search(entry.text))})
     return 0
 
 
