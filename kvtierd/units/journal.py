@@ -117,6 +117,10 @@ async def _running(arguments: Sequence[str]) -> AsyncIterator[asyncio.subprocess
     try:
         yield process
     finally:
+        if process.stdout is not None and process.stdout.at_eof():
+            with contextlib.suppress(TimeoutError):  # it is ending by itself
+                async with asyncio.timeout(END_LIMIT_SECONDS):
+                    await process.wait()
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()  # it only reads

@@ -6,8 +6,11 @@ Property names and types are those of ``org.freedesktop.systemd1.Unit`` and ``.S
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import shutil
 from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Any
 
 from dbus_fast.signature import Variant
@@ -211,3 +214,22 @@ def setup_problem(properties: Mapping[str, Any]) -> tuple[str, bool] | None:
     return _SETUP_STATUS.get(
         status, f"systemd could not set it up (status {status})"
     ), status in _SETUP_STATUS
+
+
+def program_of(spec: UnitSpec) -> str:
+    """The absolute path of ``argv[0]``, found as a shell would: in the unit's own PATH.
+
+    Raises:
+        UnitError: ``unit.exec``
+    """
+    if not spec.argv:
+        raise UnitError(f"{spec.id} has no command", code="unit.exec")
+    if any("\0" in text for text in (*spec.argv, *spec.env, *spec.env.values(), spec.cwd)):
+        raise UnitError(f"an argument or a variable of {spec.id} holds a zero byte", code="unit.exec")
+    first = spec.argv[0]
+    if "/" in first:
+        return os.path.normpath(Path(spec.cwd) / first)
+    found = shutil.which(first, path=spec.env.get("PATH", os.defpath))
+    if found is None:
+        raise UnitError(f"there is no program {first!r} for {spec.id}", code="unit.exec")
+    return str(Path(found).absolute())

@@ -304,19 +304,19 @@ async def test_a_process_that_cannot_be_killed_is_an_error_in_time(
     """As one in state D would be: here the signals are held back."""
     started = await backend.start(unit(SLEEPER))
     monkeypatch.setattr(systemd_backend, "KILL_LIMIT_SECONDS", 0.5)
-    real = backend._signal
+    real = backend._watch.signal
 
     async def nothing(*_: object) -> None:
         pass
 
-    monkeypatch.setattr(backend, "_signal", nothing)
+    monkeypatch.setattr(backend._watch, "signal", nothing)
     begun = time.monotonic()
     with pytest.raises(UnitError) as caught:
         await backend.stop(ID, timeout_seconds=0.2)
     assert time.monotonic() - begun < 3
     assert caught.value.stable_code == "unit.stuck"
     assert str(started.pid) in caught.value.message
-    monkeypatch.setattr(backend, "_signal", real)
+    monkeypatch.setattr(backend._watch, "signal", real)
 
 
 async def test_systemd_is_chosen_here(tmp_path: Path) -> None:

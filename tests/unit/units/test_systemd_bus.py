@@ -10,8 +10,9 @@ from dbus_fast.signature import Variant
 
 from kvtierd.errors import UnitError
 from kvtierd.plan.model import UnitSpec
-from kvtierd.units.systemd_backend import SystemdBackend, program_of
+from kvtierd.units.systemd_backend import SystemdBackend
 from kvtierd.units.systemd_bus import SystemdBus
+from kvtierd.units.systemd_properties import program_of
 
 PATH = "/org/freedesktop/systemd1/unit/x"
 
