@@ -172,10 +172,17 @@ async def follow(service: str, lines: int) -> AsyncIterator[str]:
     Raises:
         UnitError: ``unit.journal`` when journalctl ends.
     """
-    async with _running(_arguments("--follow", f"--lines={max(0, lines)}", *of_service(service))) as process:
+    since = f"--since=@{time.time() - OVERLAP_SECONDS:.0f}"
+    before = await read([f"--lines={max(1, lines)}", *of_service(service)])
+    for entry in before[-lines:] if lines > 0 else ():
+        yield entry.text
+    # Not by one call with --lines: that one may miss what comes when there was nothing before (systemd 252).
+    start = f"--after-cursor={before[-1].cursor}" if before else since
+    async with _running(_arguments("--follow", "--no-tail", start, *of_service(service))) as process:
         assert process.stdout is not None
         async for entry in _entries(process.stdout):
-            yield entry.text
+            if not before or entry.is_after(before[-1]):
+                yield entry.text
     raise UnitError(
         "journalctl ended", hint="Look at `systemctl status systemd-journald`.", code="unit.journal"
     )

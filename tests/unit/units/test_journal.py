@@ -129,14 +129,20 @@ async def test_an_entry_that_is_too_long_is_left_out(
 
 
 async def test_following_ends_with_its_child(journalctl, tmp_path: Path):
-    (tmp_path / "out").write_bytes(line(1, "a") + line(2, "b"))
-    calls = journalctl(f"echo $$ >{tmp_path}/pid; cat {tmp_path}/out; exec sleep 300")
+    (tmp_path / "old").write_bytes(line(1, "a") + line(2, "b"))
+    (tmp_path / "new").write_bytes(line(2, "b") + line(3, "c"))
+    calls = journalctl(
+        f"echo $$ >{tmp_path}/pid\n"
+        f'case "$*" in *--follow*) cat {tmp_path}/new; exec sleep 300;; *) cat {tmp_path}/old;; esac'
+    )
     follower = journal.follow("kvtier-engine-a.service", 7)
-    assert [await anext(follower), await anext(follower)] == ["a", "b"]
+    assert [await anext(follower) for _ in range(3)] == ["a", "b", "c"]
     pid = int((tmp_path / "pid").read_text())
     await follower.aclose()  # type: ignore[attr-defined]
     assert not Path(f"/proc/{pid}").exists()
-    assert "--follow --lines=7 _SYSTEMD_UNIT=kvtier-engine-a.service _TRANSPORT=stdout" in calls.read_text()
+    first, second = calls.read_text().splitlines()
+    assert "--lines=7 _SYSTEMD_UNIT=kvtier-engine-a.service _TRANSPORT=stdout" in first
+    assert "--follow --no-tail --after-cursor=s=s1;i=2;b=b;m=m;t=t;x=x" in second
 
 
 async def test_a_journalctl_that_ends_is_an_error_for_a_follower(journalctl):
