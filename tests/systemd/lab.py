@@ -128,6 +128,9 @@ class Guest:
         if not Path("/run/systemd/system").exists():
             # There is no systemd outside that would give it a control group.
             argv += ["--register=no", "--keep-unit"]
+            for left in _unified().glob("kvtierd-*-*"):  # of tests that were killed
+                if not Path(f"/proc/{left.name.rpartition('-')[2]}").exists():
+                    _remove_groups(left.name)
             group = _unified() / f"kvtierd-{self.name}"
             group.mkdir()
             self._groups = [group]
