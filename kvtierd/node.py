@@ -32,6 +32,7 @@ class Node:
 
     Attributes:
         settings_file, settings: Where the settings are, and what was last accepted.
+        backend_note: Why the backend is not the one that was asked for.
         plan: The plan in force, ``None`` until there is one.
         planned: The settings of this start have been looked at; until then nothing new is started.
         problems: What is wrong with the settings or the plan; units and tier bring their own.
@@ -50,6 +51,7 @@ class Node:
     observer: EngineObserver
     lines: LineObserver
     detached: DetachedEngines
+    backend_note: str = ""
     plan: NodePlan | None = None
     planned: bool = False
     problems: list[str] = dataclasses.field(default_factory=list)
@@ -90,6 +92,8 @@ class Node:
         found = list(self.problems)
         if self.plan is None and not found:
             found.append("no plan is in force yet: the first one is being made")
+        if self.backend_note:
+            found.append(self.backend_note)
         if self.plan is not None:
             found += self.plan.left_out.values()
         found += unit_problems(views)

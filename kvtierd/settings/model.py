@@ -362,6 +362,10 @@ class ObserveSettings(Section):
 class DaemonSettings(Section):
     """[daemon]: kvtierd itself."""
 
+    backend: Literal["auto", "systemd", "shim"] = Field(
+        "auto",
+        description="what keeps the units: services of systemd, a shim process each, or systemd where it can be used",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="level of kvtierd's own log"
     )

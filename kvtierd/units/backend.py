@@ -1,4 +1,4 @@
-"""The one interface behind which processes run: the shim here, systemd transient units later.
+"""The one interface behind which processes run: transient units of systemd, or a shim each.
 
 A backend runs processes and remembers how they ended. It knows nothing of readiness, restarts or
 states: that is the supervisor's. Units outlive the process that started them.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import builtins
 import dataclasses
+import signal as signals
 from collections.abc import AsyncIterator
 from typing import Protocol
 
+from kvtierd.errors import UnitError
 from kvtierd.plan.model import UnitSpec
 
 
@@ -28,8 +30,6 @@ class ProcessExit:
 
     def describe(self) -> str:
         """For people: ``exit 1`` or ``killed by SIGKILL``."""
-        import signal as signals
-
         if self.signal is not None:
             known = self.signal in signals.valid_signals()
             return f"killed by {signals.Signals(self.signal).name if known else f'signal {self.signal}'}"
@@ -114,3 +114,13 @@ class UnitBackend(Protocol):
     async def close(self) -> None:
         """Releases the backend's own resources. Units go on."""
         ...
+
+
+def signal_number(name: str) -> int:
+    """The number of a signal's name. Raises ``UnitError`` (``unit.signal``) for a name that there is not."""
+    try:
+        return int(signals.Signals[name])
+    except KeyError:
+        raise UnitError(
+            f"there is no signal {name!r}", hint="Write for example SIGTERM.", code="unit.signal"
+        ) from None

@@ -23,7 +23,7 @@ from typing import Any
 from kvtierd.errors import UnitError
 from kvtierd.plan.model import LogProbe, UnitSpec
 from kvtierd.units import procfs, shim_record
-from kvtierd.units.backend import ProcessExit, UnitProcess
+from kvtierd.units.backend import ProcessExit, UnitProcess, signal_number
 from kvtierd.units.log_reader import LogFollower, last_lines
 from kvtierd.units.shim_link import (
     ANSWER_LIMIT_SECONDS,
@@ -435,13 +435,3 @@ def to_process(record: Record) -> UnitProcess:
         exit=ended,
         note=record.get("note", ""),
     )
-
-
-def signal_number(name: str) -> int:
-    """The number of a signal's name. Raises ``UnitError`` (``unit.signal``) for a name that there is not."""
-    try:
-        return int(signals.Signals[name])
-    except KeyError:
-        raise UnitError(
-            f"there is no signal {name!r}", hint="Write for example SIGTERM.", code="unit.signal"
-        ) from None

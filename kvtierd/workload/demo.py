@@ -16,13 +16,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Literal, Self
 
 from kvtierd.control.client import ControlClient
 from kvtierd.control.v1 import control_pb2 as pb
 from kvtierd.emulator.launch import cleanup
 from kvtierd.errors import KvtierError
+from kvtierd.units.backend import UnitBackend
 from kvtierd.units.shim_backend import ShimBackend
+from kvtierd.units.systemd_backend import SystemdBackend
 
 ENGINE = "ref"
 READY_SECONDS = 60.0
@@ -56,6 +58,7 @@ class DemoNode:
         wait: wait until every unit is ready.
         engine: the engine's settings, TOML lines; its port is written by the demo.
         ready_seconds: how long everything may take to be ready.
+        backend: what keeps the units; a demo beside a real kvtierd keeps out of systemd.
         orderly: stop units as kvtierd would; else kill them, which spares the tests ten seconds.
     """
 
@@ -67,12 +70,14 @@ class DemoNode:
         extra: str = "",
         wait: bool = True,
         orderly: bool = True,
+        backend: Literal["shim", "systemd"] = "shim",
         engine: str = REFERENCE_ENGINE,
         ready_seconds: float = READY_SECONDS,
     ) -> None:
         self._say = say
         self._wait = wait
         self._orderly = orderly
+        self._backend = backend
         self._ready_seconds = ready_seconds
         # Short, since a unix socket's path must be; private, since it holds the control socket.
         self.directory = Path(tempfile.mkdtemp(prefix="kvtierd-demo-"))
@@ -80,7 +85,9 @@ class DemoNode:
         ports = free_ports(6)
         self.port, self.store_port = ports[0], ports[1]
         self.metrics_port, self.engine_port = ports[4], ports[5]
-        self.settings.write_text(_settings(self.directory, ports, pool, engine) + extra, encoding="utf-8")
+        self.settings.write_text(
+            _settings(self.directory, ports, pool, engine, backend) + extra, encoding="utf-8"
+        )
         self._log = self.directory / "kvtierd.log"
         self._daemon: subprocess.Popen[bytes] | None = None
         self.client = ControlClient(self.directory / "run" / "kvtierd.sock")
@@ -200,19 +207,23 @@ class DemoNode:
             if self._daemon is not None:
                 self.stop_daemon()
             self.client.close()
-            asyncio.run(_kill_leftovers(self.directory))
+            asyncio.run(_kill_leftovers(self.directory, self._backend))
             cleanup(self.directory / "run" / "emulation")
             shutil.rmtree(self.directory, ignore_errors=True)
 
 
-async def _kill_leftovers(directory: Path) -> None:
+async def _kill_leftovers(directory: Path, kind: str) -> None:
     """Units that the daemon could not stop, because it was killed or never came so far."""
-    backend = ShimBackend(directory / "run", directory / "logs" / "units")
+    backend: UnitBackend = ShimBackend(directory / "run", directory / "logs" / "units")
+    if kind == "systemd":
+        backend = SystemdBackend(directory / "run")
     try:
+        known = [p.unit_id for p in await backend.list()]
         running = [p.unit_id for p in await backend.list() if p.running]
         await asyncio.gather(
             *(backend.stop(u, signal="SIGKILL", timeout_seconds=5) for u in running), return_exceptions=True
         )
+        await asyncio.gather(*(backend.forget(u) for u in known), return_exceptions=True)
     finally:
         await backend.close()
 
@@ -238,7 +249,7 @@ def _waiting_for(reply: pb.StatusReply) -> str:
     return reply.problems[0] if reply.problems else "kvtierd is planning"
 
 
-def _settings(directory: Path, ports: list[int], pool: str, engine: str) -> str:
+def _settings(directory: Path, ports: list[int], pool: str, engine: str, backend: str) -> str:
     return f"""# made by kvtierctl demo
 [node]
 name = "demo"
@@ -259,6 +270,9 @@ config_store_port = {ports[1]}
 backend_port = {ports[2]}
 backend_config_store_port = {ports[3]}
 metrics_port = {ports[4]}
+
+[daemon]
+backend = "{backend}"
 
 [[engine]]
 name = "{ENGINE}"

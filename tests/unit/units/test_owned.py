@@ -9,7 +9,7 @@ import psutil
 from kvtierd.plan.docker import docker_argv
 from kvtierd.plan.toolchain import Toolchain
 from kvtierd.units import procfs
-from kvtierd.units.owned import owned_pids
+from kvtierd.units.owned import pids_under_shims
 
 
 def record(directory, pid, **changes):
@@ -27,7 +27,7 @@ def test_running_units_and_their_children_are_ours(tmp_path):
     child = int(parent.stdout.readline())
     try:
         record(tmp_path / "u", parent.pid)
-        assert owned_pids(tmp_path) == {parent.pid, child}
+        assert pids_under_shims(tmp_path) == {parent.pid, child}
     finally:
         os.kill(child, 9)
         parent.wait()
@@ -44,9 +44,9 @@ def test_the_processes_of_a_unit_s_container_are_ours_too(tmp_path):
     try:
         record(tmp_path / "units" / "u", client.pid)
         deadline = time.monotonic() + 10
-        while inside.pid not in owned_pids(tmp_path / "units") and time.monotonic() < deadline:
+        while inside.pid not in pids_under_shims(tmp_path / "units") and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert {client.pid, inside.pid} <= owned_pids(tmp_path / "units")
+        assert {client.pid, inside.pid} <= pids_under_shims(tmp_path / "units")
     finally:
         for child in psutil.Process(client.pid).children(recursive=True):
             child.kill()
@@ -61,5 +61,5 @@ def test_a_reused_number_another_boot_and_an_ended_run_are_not_ours(tmp_path):
     record(tmp_path / "ended", os.getpid(), exit={"code": 0, "signal": None})
     (tmp_path / "torn").mkdir()
     (tmp_path / "torn" / "record.json").write_text('{"unit_id"')
-    assert owned_pids(tmp_path) == frozenset()
-    assert owned_pids(tmp_path / "missing") == frozenset()
+    assert pids_under_shims(tmp_path) == frozenset()
+    assert pids_under_shims(tmp_path / "missing") == frozenset()
