@@ -79,7 +79,7 @@ def copyright_file(package: str, *, bundled: str) -> str:
     text = (
         "Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/\n"
         f"Upstream-Name: {package}\n\n"
-        "Files: *\nCopyright: the authors of kvtierd\nLicense: Apache-2.0\n"
+        "Files: *\nCopyright: 2026 the authors of kvtierd\nLicense: Apache-2.0\n"
     )
     if bundled:
         text = text.replace("\n\nFiles", f"\nComment: {bundled}\n\nFiles", 1)

@@ -109,7 +109,9 @@ def configuration(
     """nfpm's settings as JSON, which is YAML too."""
     depends = list(DEPENDS_DEB if form == "deb" else DEPENDS_RPM)
     if package.depends_on_base:
-        depends = [f"kvtierd (>= {release.version})" if form == "deb" else f"kvtierd >= {release.version}", *depends[:1]]
+        base = f"kvtierd (>= {release.version})" if form == "deb" else f"kvtierd >= {release.version}"
+        # The C library is asked for by those that bring machine code.
+        depends = [base, *(depends if package.arch != "noarch" else depends[:1])]
     signature = {"key_file": str(release.signing_key)} if release.signing_key else None
     config: dict[str, object] = {
         "name": package.name,
@@ -125,8 +127,9 @@ def configuration(
         "priority": "optional",
         "depends": depends,
         "umask": 0o022,
-        "contents": list({e["dst"]: e for root in roots for e in _contents(root, release.epoch)}.values()),
-        "deb": {"compression": "zstd", **({"signature": {"method": "debsign", **signature}} if signature else {})},
+        **({"changelog": str(_changelog(package, release, work))} if form == "rpm" else {}),
+        "contents": list({e["dst"]: e for root in roots for e in _contents(root, form, release.epoch)}.values()),
+        "deb": {"compression": "gzip", **({"signature": {"method": "debsign", **signature}} if signature else {})},
         "rpm": {
             "group": "System Environment/Daemons",
             "summary": package.summary,
@@ -144,6 +147,15 @@ def configuration(
             posttrans = {"posttrans": str(_script(scripts, RPM_POSTTRANS, form, work))}
             config["rpm"] = {**config["rpm"], "scripts": posttrans}  # type: ignore[dict-item]
     return config
+
+
+def _changelog(package: Package, release: Release, work: Path) -> Path:
+    """What rpm wants as a change log: that there is this version; what changed is in CHANGELOG.md."""
+    path = work / f"{package.name}-changelog.json"
+    notes = [{"note": "what changed is in CHANGELOG.md"}]
+    entry = {"semver": release.full_version, "date": _time(release.epoch), "packager": release.maintainer, "changes": notes}
+    path.write_text(json.dumps([entry]))
+    return path
 
 
 def _script(scripts: Path, name: str, form: str, work: Path) -> Path:
@@ -172,7 +184,7 @@ def _functions_used(common: str, own: str) -> str:
     return "".join(f"{b.strip()}\n\n" for b in blocks if names[b] in wanted)
 
 
-def _contents(root: Path, epoch: int) -> list[dict[str, object]]:
+def _contents(root: Path, form: str, epoch: int) -> list[dict[str, object]]:
     entries: list[dict[str, object]] = []
     for path in sorted(root.rglob("*")):
         relative = path.relative_to(root).as_posix()
@@ -190,6 +202,12 @@ def _contents(root: Path, epoch: int) -> list[dict[str, object]]:
             info["mode"] = path.stat().st_mode & 0o7777
             if relative.startswith("etc/"):
                 entry["type"] = "config|noreplace"
+            elif form == "rpm" and relative.startswith(("usr/share/doc/", "usr/share/man/")):
+                entry["type"] = "doc"
+            elif form == "rpm" and relative.startswith("usr/share/licenses/"):
+                entry["type"] = "license"
+            elif form == "rpm" and ".so" in path.suffixes and path.stat().st_size:
+                info["mode"] = 0o755  # the custom there; Debian's is 0644
         entry["file_info"] = info
         entries.append(entry)
     return entries

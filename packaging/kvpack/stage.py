@@ -30,7 +30,9 @@ from {module} import main
 sys.exit(main())
 """
 # Parts of libraries that only their own developers use.
-NOT_INSTALLED = ("tests", "_pyinstaller", "conftest.py", "include", "pkgconfig")
+NOT_INSTALLED = ("tests", "_pyinstaller", "conftest.py", "include", "pkgconfig", ".agents")
+# Kept whole: MemFabric brings sources that it compiles on the host.
+KEPT_WHOLE = ("kvtierd", "memcache_hybrid", "memfabric_hybrid")
 SOURCES = frozenset({".c", ".h", ".hpp", ".pyx", ".pxd", ".pxi", ".in", ".cc", ".a", ".pc"})
 # Only for pip, or with the path of the machine that built it.
 NOT_KEPT_OF_METADATA = ("RECORD", "direct_url.json", "REQUESTED", "INSTALLER")
@@ -44,7 +46,7 @@ def stage_interpreter(root: Path) -> None:
     (home / "pyvenv.cfg").write_text(
         f"home = /usr/bin\ninclude-system-site-packages = false\nversion = {X_Y}\n", encoding="ascii"
     )
-    (home / "bin" / "python").symlink_to(f"/usr/bin/python{X_Y}")
+    (home / "bin" / "python").symlink_to(f"../../../bin/python{X_Y}")
     (home / "bin" / "python3").symlink_to("python")
     for name, module in PROGRAMS.items():
         program = home / "bin" / name
@@ -68,9 +70,9 @@ def stage_distributions(root: Path, files: Sequence[Path], arch: str) -> None:
 def _clean(site: Path) -> None:
     for path in sorted(site.rglob("*"), key=lambda p: len(p.parts), reverse=True):
         relative = path.relative_to(site)
-        ours = relative.parts[0].startswith("kvtierd")
+        whole = relative.parts[0].startswith(KEPT_WHOLE)
         in_metadata = relative.parts[0].endswith(".dist-info")
-        unwanted = not ours and not in_metadata and (path.name in NOT_INSTALLED or path.suffix in SOURCES)
+        unwanted = not whole and not in_metadata and (path.name in NOT_INSTALLED or path.suffix in SOURCES)
         if unwanted or (in_metadata and path.name in NOT_KEPT_OF_METADATA) or path.name == "__pycache__":
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)

@@ -44,6 +44,6 @@ stop_everything() {
         systemctl --no-reload disable kvtierd.service >/dev/null 2>&1 || true
     fi
     if [ -e /var/lib/kvtierd/hugepages.json ]; then
-        /usr/bin/kvtierctl hugepages release || true
+        kvtierctl hugepages release || true
     fi
 }
