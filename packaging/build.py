@@ -26,18 +26,18 @@ kvtierd makes tiered KV caches real on Ascend hosts without Kubernetes: HBM
 in the inference engine and a shared DRAM pool over MemCache, for vLLM,
 SGLang and other engines. It plans, reserves hugepages, writes MemCache's
 settings, runs MetaService, pool and engines, and shows what they do."""
+VLLM = "The engine drivers vllm-ascend and vllm-cpu. vLLM itself is not in here."
+SGLANG = """\
+The engine drivers sglang and sglang-cpu, with MemCache as the L3 of the
+hierarchical cache. SGLang itself is not in here."""
+REFENGINE = """\
+A small engine that needs no NPU: for kvtierctl demo, for tests and as an
+example. Not for serving."""
 PLUGINS = {
-    "vllm": ("Runs vLLM and vLLM Ascend under kvtierd", "The engine drivers vllm-ascend and vllm-cpu. vLLM itself is not in here."),
-    "sglang": (
-        "Runs SGLang under kvtierd",
-        "The engine drivers sglang and sglang-cpu, with MemCache as the L3 of the\n"
-        "hierarchical cache. SGLang itself is not in here.",
-    ),
-    "refengine": (
-        "Reference engine for kvtierd",
-        "A small engine that needs no NPU: for kvtierctl demo, for tests and as an\nexample. Not for serving.",
-    ),
-}  # fmt: skip
+    "vllm": ("Runs vLLM and vLLM Ascend under kvtierd", VLLM),
+    "sglang": ("Runs SGLang under kvtierd", SGLANG),
+    "refengine": ("Reference engine for kvtierd", REFENGINE),
+}
 
 
 def main() -> None:
@@ -49,7 +49,9 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=SOURCE / ".cache/packages", help="downloaded wheels")
     parser.add_argument("--package-version", help="default: the version of kvtierd")
     parser.add_argument("--release", default="1", help="counts packages of one version")
-    parser.add_argument("--maintainer", default=os.environ.get("KVTIERD_MAINTAINER", "kvtierd <kvtierd@example.org>"))
+    parser.add_argument(
+        "--maintainer", default=os.environ.get("KVTIERD_MAINTAINER", "kvtierd <kvtierd@example.org>")
+    )
     parser.add_argument("--sign-with", type=Path, metavar="KEY", help="file with an OpenPGP secret key")
     arguments = parser.parse_args()
     os.umask(0o022)
@@ -63,7 +65,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="kvtierd-packages-") as work:
         forms = arguments.form or ["deb", "rpm"]
         for index, arch in enumerate(arguments.arch or sorted(wheels.PLATFORMS, reverse=True)):
-            build(arch, forms, release, Path(work), arguments.out.resolve(), arguments.cache, noarch=index == 0)
+            build(
+                arch, forms, release, Path(work), arguments.out.resolve(), arguments.cache, noarch=index == 0
+            )
 
 
 def build_time() -> int:
@@ -91,13 +95,19 @@ def build(
     libraries = wheels.download(closure.locked(lock, base), arch, cache)
     stage.stage_distributions(root, [*libraries, *own], arch)
     contents.stage_system(root, SOURCE, version=release.version, epoch=release.epoch)
-    package = Package("kvtierd", arch, "Node daemon for a tiered KV cache on Ascend hosts", DESCRIPTION, with_scripts=True)
+    package = Package(
+        "kvtierd", arch, "Node daemon for a tiered KV cache on Ascend hosts", DESCRIPTION, with_scripts=True
+    )
     write(package, forms, release, root, work, out)
     for name, (summary, description) in PLUGINS.items():
         extra = closure.closure([f"kvtierd-{name}"]) - base
         entries = closure.locked(lock, extra)
         plugin = Package(
-            f"kvtierd-plugin-{name}", arch if entries else "noarch", summary, description, depends_on_base=True
+            f"kvtierd-plugin-{name}",
+            arch if entries else "noarch",
+            summary,
+            description,
+            depends_on_base=True,
         )
         if not entries and not noarch:
             continue
@@ -117,7 +127,9 @@ def write(package: Package, forms: list[str], release: Release, root: Path, work
             extra, SOURCE, package=package.name, form=form, full_version=release.full_version,
             maintainer=release.maintainer, epoch=release.epoch,
         )  # fmt: skip
-        path = nfpm.make(package, release, form, [root, extra], SOURCE / "packaging/scripts", work / "nfpm", out)
+        path = nfpm.make(
+            package, release, form, [root, extra], SOURCE / "packaging/scripts", work / "nfpm", out
+        )
         print(f"{path.stat().st_size / 1_000_000:8.1f} MB  {path}")
 
 

@@ -38,14 +38,16 @@ def bash() -> str:
         lines.append(f'        "{group}") words="{inner}" ;;')
     for verb in verbs.verbs():
         choices = [choice for param in verb.arguments for choice in param.choices]
-        lines.append(f'        "{" ".join(verb.words)}") words="{" ".join((*choices, *_words(verb.options)))}" ;;')
+        lines.append(
+            f'        "{" ".join(verb.words)}") words="{" ".join((*choices, *_words(verb.options)))}" ;;'
+        )
     files = "|".join(f'"{" ".join(v.words)}"' for v in verbs.verbs() if any(p.is_file for p in v.arguments))
     lines += [
         "    esac",
         '    mapfile -t COMPREPLY < <(compgen -W "$words" -- "$cur")',
         '    case "$verb" in',
-        f'        {files}) compopt -o filenames 2>/dev/null; mapfile -t -O "${{#COMPREPLY[@]}}" COMPREPLY'
-        ' < <(compgen -f -- "$cur") ;;',
+        f"        {files}) compopt -o filenames 2>/dev/null",
+        '            mapfile -t -O "${#COMPREPLY[@]}" COMPREPLY < <(compgen -f -- "$cur") ;;',
         "    esac",
         "}",
         f"complete -F _kvtierctl {PROGRAM}",
@@ -69,9 +71,7 @@ def zsh() -> str:
         "    rest)",
         "      case $line[1] in",
     ]
-    for verb in verbs.verbs():
-        if len(verb.words) == 1:
-            lines.append(f"        {verb.words[0]}) _arguments {_of(verb)} ;;")
+    lines += [f"        {v.words[0]}) _arguments {_of(v)} ;;" for v in verbs.verbs() if len(v.words) == 1]
     for group in _groups():
         inner = [v for v in verbs.verbs() if v.words[0] == group]
         described = " ".join(_described(v.words[1], v.summary) for v in inner)

@@ -43,8 +43,13 @@ def _key(table: Table, key: Key) -> list[str]:
     if value is not None:
         return [*lines, f"{key.name} = {value}"]
     if key.default is not None:
-        return [*lines, f"#{key.name} = {key.default}"]
-    return [*lines, f"# for example: {key.name} = {key.examples[0]}" if key.examples else f"# {key.name}: not set"]
+        empty = key.default in {"[]", "{}", '""'} and key.examples
+        example = f"    # for example: {key.name} = {key.examples[0]}" if empty else ""
+        return [*lines, f"#{key.name} = {key.default}{example}"]
+    return [
+        *lines,
+        f"# for example: {key.name} = {key.examples[0]}" if key.examples else f"# {key.name}: not set",
+    ]
 
 
 def _sentence(text: str) -> str:

@@ -42,7 +42,9 @@ def stage_system(root: Path, source: Path, *, version: str, epoch: int) -> None:
             write_text(documents / path.name, path.read_text(encoding="utf-8"))
 
 
-def stage_format(root: Path, source: Path, *, package: str, form: str, full_version: str, maintainer: str, epoch: int) -> None:
+def stage_format(
+    root: Path, source: Path, *, package: str, form: str, full_version: str, maintainer: str, epoch: int
+) -> None:
     """What only one format of a package has: where it wants licence, changes and zsh's completion."""
     if package == "kvtierd":
         zsh = "vendor-completions" if form == DEBIAN_ONLY else "site-functions"
@@ -50,7 +52,10 @@ def stage_format(root: Path, source: Path, *, package: str, form: str, full_vers
     documents = root / "usr/share/doc" / package
     changes = (source / "CHANGELOG.md").read_text(encoding="utf-8")
     if form == RPM_ONLY:
-        write_text(root / "usr/share/licenses" / package / "LICENSE", (source / "LICENSE").read_text(encoding="utf-8"))
+        write_text(
+            root / "usr/share/licenses" / package / "LICENSE",
+            (source / "LICENSE").read_text(encoding="utf-8"),
+        )
         write_text(documents / "CHANGELOG.md", changes)
         return
     write_gzip(documents / "changelog.gz", changes)

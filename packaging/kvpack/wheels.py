@@ -11,7 +11,8 @@ from pathlib import Path
 
 # The oldest C library that MemCache's wheels take is 2.28.
 PLATFORMS = {
-    arch: (f"manylinux_2_28_{arch}", f"manylinux2014_{arch}", f"manylinux_2_17_{arch}") for arch in ("x86_64", "aarch64")
+    arch: (f"manylinux_2_28_{arch}", f"manylinux2014_{arch}", f"manylinux_2_17_{arch}")
+    for arch in ("x86_64", "aarch64")
 }
 SOURCE_ONLY = frozenset({"sdnotify"})  # pure Python; PyPI has no wheel of it
 
@@ -19,7 +20,14 @@ SOURCE_ONLY = frozenset({"sdnotify"})  # pure Python; PyPI has no wheel of it
 def target_options(arch: str) -> list[str]:
     """pip's options for a target of this architecture with this very version of Python."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    options = ["--implementation", "cp", "--python-version", version, "--abi", f"cp{version.replace('.', '')}"]
+    options = [
+        "--implementation",
+        "cp",
+        "--python-version",
+        version,
+        "--abi",
+        f"cp{version.replace('.', '')}",
+    ]
     options += ["--abi", "abi3", "--abi", "none"]
     return options + [word for name in PLATFORMS[arch] for word in ("--platform", name)]
 
@@ -40,7 +48,9 @@ def download(entries: Mapping[str, str], arch: str, cache: Path) -> list[Path]:
              *target_options(arch))  # fmt: skip
         source = {name: text for name, text in entries.items() if name in SOURCE_ONLY}
         if source:
-            _pip("wheel", *_required(source, directory), "--wheel-dir", str(directory), "--no-build-isolation")
+            _pip(
+                "wheel", *_required(source, directory), "--wheel-dir", str(directory), "--no-build-isolation"
+            )
         done.touch()
     return sorted(directory.glob("*.whl"))
 
@@ -49,7 +59,15 @@ def build(projects: Sequence[Path], directory: Path, epoch: int) -> list[Path]:
     """Wheels of our own projects. ``epoch``: the time written into them, unix seconds."""
     directory.mkdir(parents=True, exist_ok=True)
     for project in projects:
-        _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(directory), str(project), epoch=epoch)
+        _pip(
+            "wheel",
+            "--no-deps",
+            "--no-build-isolation",
+            "--wheel-dir",
+            str(directory),
+            str(project),
+            epoch=epoch,
+        )
     return sorted(directory.glob("*.whl"))
 
 
@@ -71,5 +89,7 @@ def _pip(*arguments: str, epoch: int | None = None) -> None:
     if epoch is not None:
         environment["SOURCE_DATE_EPOCH"] = str(epoch)
     subprocess.run(
-        [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments], check=True, env=environment
+        [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", *arguments],
+        check=True,
+        env=environment,
     )
