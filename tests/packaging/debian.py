@@ -1,4 +1,4 @@
-"""A small Debian in a directory, entered by chroot in namespaces of its own: no mount and no process outlives a call."""
+"""A small Debian in a directory, entered like a container: no mount and no process outlives a call."""
 
 from __future__ import annotations
 
@@ -25,14 +25,19 @@ CONTAINER_CAPABILITIES = (
 MOUNTS = """
 set -e
 root=$1; shift
+mount --bind "$root" "$root"
 mount -t tmpfs -o mode=0755 tmpfs "$root/dev"
 for name in {devices}; do touch "$root/dev/$name"; mount --bind "/dev/$name" "$root/dev/$name"; done
 mkdir "$root/dev/shm"; mount -t tmpfs tmpfs "$root/dev/shm"
 ln -s /proc/self/fd "$root/dev/fd"
+mount -t tmpfs -o mode=0755 tmpfs "$root/run"
 mount -t proc proc "$root/proc"
 mount -t sysfs -o ro sysfs "$root/sys"
 ip link set lo up
-exec chroot "$root" "$@"
+cd "$root"
+pivot_root . mnt
+umount -l mnt
+exec chroot . "$@"
 """
 
 
@@ -62,7 +67,7 @@ def debian_image() -> Path:
         raise CannotHaveError(
             f"Debian {SUITE} has Python 3.11, and the packages are for {sys.version_info[:2]}"
         )
-    for tool in ("mmdebstrap", "unshare", "chroot"):
+    for tool in ("mmdebstrap", "unshare", "pivot_root"):
         if shutil.which(tool) is None:
             raise CannotHaveError(f"{tool} is missing: apt-get install mmdebstrap util-linux")
     path = Path(platformdirs.user_cache_dir("kvtierd")) / "packaging" / f"{SUITE}-{IMAGE_VERSION}.tar"
