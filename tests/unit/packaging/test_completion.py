@@ -57,11 +57,11 @@ def test_zsh_offers_verbs_and_options(tmp_path):
         zpty shell zsh -f -i
         zpty -w shell 'PS1=">"; fpath=({tmp_path} $fpath); autoload -U compinit; compinit -u -D; LISTMAX=999'
         zpty -w shell 'stty rows 60 cols 150'
-        sleep 1
-        zpty -w -n shell $'kvtierctl \\t'; sleep 1
-        zpty -w -n shell $'\\x15kvtierctl hugepages --\\t'; sleep 1
-        zpty -w -n shell $'\\x15kvtierctl conf \\t'; sleep 1
-        zpty -r -t shell output ''; while zpty -r -t shell more; do output+=$more; done
+        zpty -w shell 'print READY$((1 + 1))'; zpty -r shell output '*READY2*'
+        zpty -w -n shell $'kvtierctl \\t'; zpty -r shell more '*version*'; output+=$more
+        zpty -w -n shell $'\\x15kvtierctl hugepages --\\t'; zpty -r shell more '*--json*'; output+=$more
+        zpty -w -n shell $'\\x15kvtierctl conf \\t'; zpty -r shell more '*check*'; output+=$more
+        while zpty -r -t shell more; do output+=$more; done
         print -r -- $output
     """
     done = subprocess.run(["zsh", "-f", "-c", program], capture_output=True, text=True, timeout=60)
