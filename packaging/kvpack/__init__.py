@@ -1,0 +1,1 @@
+"""Builds kvtierd's packages: the bundled interpreter directory, manuals, completion, .deb and .rpm."""

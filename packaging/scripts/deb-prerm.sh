@@ -1,0 +1,3 @@
+case "$1" in
+    remove) stop_everything ;;
+esac

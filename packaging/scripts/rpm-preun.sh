@@ -1,0 +1,3 @@
+if [ "$1" -eq 0 ]; then
+    stop_everything
+fi
