@@ -99,7 +99,7 @@ def transient_properties(
     The environment can be read by every user of the host over D-Bus; a specification holds no secrets.
 
     Args:
-        spec: The unit. ``after`` orders the stop at shutdown: engines before the MetaService that they need.
+        spec: The unit. ``after`` is not passed on: systemd never unloads a unit that another one names there.
         marker: Becomes the description.
         program: The path of ``argv[0]``, absolute.
         stop_signal: The number of ``spec.stop.signal``.
@@ -111,7 +111,6 @@ def transient_properties(
     command = [program, [argument.replace("$", "$$") for argument in spec.argv], False]
     properties = [
         ("Description", Variant("s", marker.text())),
-        ("After", Variant("as", [service_name(other) for other in spec.after])),
         # Kept until its end has been read and written down; then the backend unloads it.
         ("RemainAfterExit", Variant("b", True)),
         ("CollectMode", Variant("s", "inactive")),

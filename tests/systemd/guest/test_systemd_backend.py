@@ -165,6 +165,14 @@ async def test_ended_units_do_not_pile_up(backend: SystemdBackend) -> None:
     assert (await backend.start(unit(SLEEPER))).running
 
 
+async def test_a_unit_that_others_wait_for_can_be_started_again(backend: SystemdBackend) -> None:
+    await backend.start(unit(SLEEPER, "needed"))
+    user = unit(SLEEPER)
+    await backend.start(user.model_copy(update={"after": ("kvtier-engine-needed",)}))
+    await backend.stop("kvtier-engine-needed", timeout_seconds=5)
+    assert (await backend.start(unit(SLEEPER, "needed"))).running
+
+
 async def test_what_a_clean_end_leaves_behind_is_killed_too(backend: SystemdBackend) -> None:
     code = """
         import os, time
