@@ -23,7 +23,7 @@ from kvtierd.plan.model import UnitSpec
 from kvtierd.units import journal
 from kvtierd.units.backend import UnitProcess, signal_number
 from kvtierd.units.systemd_bus import LostCallError, SystemdRefusedError
-from kvtierd.units.systemd_errors import foreign, not_started, refused, stuck
+from kvtierd.units.systemd_errors import foreign, journal_would_show_secrets, not_started, refused, stuck
 from kvtierd.units.systemd_properties import (
     SLICE,
     Marker,
@@ -77,10 +77,13 @@ class SystemdBackend:
         """Starts the unit; see ``UnitBackend.start``.
 
         Raises:
-            UnitError: ``unit.exists``; ``unit.foreign`` when somebody else has a unit of this name; ``unit.exec`` when
-                it can never work (no such program or user); ``unit.denied``, ``unit.start`` or ``unit.no-bus`` otherwise.
+            UnitError: ``unit.exists``; ``unit.foreign`` when somebody else has a unit of this name; ``unit.secret`` when
+                its output would show a secret; ``unit.exec`` when it can never work (no such program or user);
+                ``unit.denied``, ``unit.start`` or ``unit.no-bus`` otherwise.
         """
         service = service_name(spec.id)
+        if spec.secret_files:
+            raise journal_would_show_secrets(spec)
         program = program_of(spec)
         stop_signal = signal_number(spec.stop.signal)
         marker = Marker(self._owner, spec.digest, secrets.token_hex(8))

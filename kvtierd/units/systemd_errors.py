@@ -47,6 +47,16 @@ def not_started(spec: UnitSpec, program: str, result: str, problem: tuple[str, b
     )
 
 
+def journal_would_show_secrets(spec: UnitSpec) -> UnitError:
+    """Nobody stands between a service's output and the journal, so nothing can be masked there."""
+    return UnitError(
+        f"{spec.id} has a secret that it may print, and its output would go to the journal unmasked",
+        why="secrets are masked in the output of units under shims only",
+        hint='Remove l3_switch from the engine, or run kvtierd with [daemon] backend = "shim".',
+        code="unit.secret",
+    )
+
+
 def stuck(unit_id: str, left: Sequence[tuple[int, str]]) -> UnitError:
     """What is left of a unit after SIGKILL: process ids and commands."""
     names = ", ".join(f"{pid} ({command[:60]})" for pid, command in left) or "its control group is not empty"
