@@ -51,11 +51,6 @@ class ReserveReport(Record):
         return self.asked_pages - self.got_pages
 
     @property
-    def asked_bytes(self) -> int:
-        """``asked_pages`` in bytes."""
-        return self.asked_pages * self.page_size_bytes
-
-    @property
     def got_bytes(self) -> int:
         """``got_pages`` in bytes."""
         return self.got_pages * self.page_size_bytes

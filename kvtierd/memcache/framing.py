@@ -32,11 +32,9 @@ NO_RANK = 0xFFFF_FFFF_FFFF_FFFF
 ANONYMOUS_HANDSHAKE = HANDSHAKE_MAGIC + bytes(4) + b"\xff" * 8
 
 RESULT_OK = 0
-RESULT_DUPLICATE = -3006
 RESULT_NOT_LINKED = -3014  # what a client itself reports while its link is down
 RESULT_NOT_FOUND = -3102
 
-_U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 _I32 = struct.Struct("<i")
 _QUERY_ENTRY_BYTES = 20  # size u64, protection u16, blobs u8, valid u8, blob count u64

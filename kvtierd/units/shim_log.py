@@ -12,6 +12,8 @@ from __future__ import annotations
 import os
 import time
 
+from kvtierd.secret_files import MASK
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,9 +22,6 @@ LONGEST_LINE_BYTES = 64 * 1024
 RECENT_BYTES = 32 * 1024
 RETRY_SECONDS = 1.0  # between two tries to write to a disk that refused
 _OPEN_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-
-
-MASK = b"***"
 
 
 class OutputLog:
@@ -120,7 +119,7 @@ class OutputLog:
         """``data`` with what was held back before, without secrets; holds back an end that may become one."""
         data = self._held + data
         for secret in self._hide:
-            data = data.replace(secret, MASK)
+            data = data.replace(secret, MASK.encode())
         held = max((_common(data, secret) for secret in self._hide), default=0)
         self._held = data[len(data) - held :]
         return data[: len(data) - held]
