@@ -75,13 +75,24 @@ class DropServer:
 
 
 @dataclasses.dataclass(slots=True)
+class RetireServer:
+    """The client is gone: answer the MetaService for it for a moment, then close; see ``retirement``."""
+
+    rest: bytes  # of a frame that has not arrived in full
+    unanswered: frozenset[tuple[int, int]]  # (sequence, opcode) the MetaService asked the client
+    in_flight: frozenset[
+        tuple[int, int]
+    ]  # (sequence, opcode) the client asked; what comes for them is dropped
+
+
+@dataclasses.dataclass(slots=True)
 class CloseClient:
     """Close the client side; ``abort`` throws unsent bytes away."""
 
     abort: bool = False
 
 
-Action = SendClient | SendServer | FinishClient | DropServer | CloseClient
+Action = SendClient | SendServer | FinishClient | DropServer | RetireServer | CloseClient
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -225,11 +236,17 @@ class Link:
         """The client closed or its connection broke."""
         if self.state is LinkState.CLOSED:
             return []
+        plain = self.state is LinkState.PLAIN
         self._enter(LinkState.CLOSED, self._entered_at)
         self.client.detach(self)
+        actions: list[Action] = []
+        if self._has_server:
+            retire = RetireServer(
+                self._from_server.rest, frozenset(self._server_requests), frozenset(self.in_flight)
+            )
+            actions.append(DropServer() if plain else retire)
         self.in_flight.clear()
         self._release_held()
-        actions: list[Action] = [DropServer()] if self._has_server else []
         self._has_server = False
         return [*actions, CloseClient()]
 

@@ -21,9 +21,11 @@ from kvtierd.endpoint.link import (
     FinishClient,
     Link,
     LinkState,
+    RetireServer,
     SendClient,
     SendServer,
 )
+from kvtierd.endpoint.retirement import retire
 from kvtierd.memcache import framing
 
 EARLY_LIMIT_BYTES = 64 * 1024  # what a client may send before it is connected
@@ -432,6 +434,10 @@ class MetaConnection(ClientConnection):
                 server, self.server = self.server, None
                 if server is not None:
                     server.abort()
+            case RetireServer():
+                server, self.server = self.server, None
+                if server is not None:
+                    retire(server.transport, action)
             case FinishClient():
                 if not self.transport.is_closing():
                     self.transport.write_eof()

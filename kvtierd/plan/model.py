@@ -103,6 +103,7 @@ class Readiness(Record):
     liveness_seconds: float | None = (
         None  # once ready: probes failing this long get the unit restarted; None = only degraded
     )
+    kill_when_hung: bool = False  # such a unit has nothing to put in order: SIGKILL at once, no SIGTERM first
 
 
 class RestartPolicy(Record):

@@ -112,6 +112,7 @@ def meta_unit(
             interval_seconds=0.1,
             timeout_seconds=2,
             liveness_seconds=10,
+            kill_when_hung=True,  # what a hung MetaService knows is purged, however it ends
         ),
         restart=RestartPolicy(
             first_seconds=0.1,

@@ -171,7 +171,9 @@ class _Pass:
             failing_seconds = now - self.status.failing_since
             if failing_seconds >= readiness.liveness_seconds:
                 return self.begin_stop(
-                    Cause.FAILURE, f"no longer well for {format_duration(failing_seconds)}: {wrong[0]}"
+                    Cause.FAILURE,
+                    f"no longer well for {format_duration(failing_seconds)}: {wrong[0]}",
+                    hung=True,
                 )
         if wrong:
             if self.status.state is UnitState.READY:
@@ -187,8 +189,8 @@ class _Pass:
 
     # --- stopping ---
 
-    def begin_stop(self, cause: Cause, reason: str) -> Step:
-        self.update(cause=cause, stop_issued=False, retry_stop_at=None)
+    def begin_stop(self, cause: Cause, reason: str, *, hung: bool = False) -> Step:
+        self.update(cause=cause, stop_issued=False, retry_stop_at=None, hung=hung)
         self.enter(UnitState.STOPPING, reason)
         self.tell("stopping", reason, "error" if cause is Cause.FAILURE else "info")
         return self.stopping()
@@ -208,6 +210,8 @@ class _Pass:
             if in_order and self.seen.stop_gate is not None:
                 return self.done()
             self.update(stop_issued=True)
+            if status.hung and self.spec.readiness.kill_when_hung:
+                return self.done(KillTree(status.reason))
             return self.done(StopProcess(status.reason))
         if status.retry_stop_at is None:
             # The stop is over, and still it runs: an answer that came late. Looked at again before force is used.

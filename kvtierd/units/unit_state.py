@@ -56,7 +56,7 @@ class StopProcess:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class KillTree:
-    """SIGKILL to everything: an orderly stop has failed."""
+    """SIGKILL to everything: an orderly stop has failed, or would be no use."""
 
     reason: str
 
@@ -133,6 +133,7 @@ class UnitStatus:
         note: What the run's note said when it was last looked at.
         stale: It runs with another specification than the plan's.
         cause: Why it is being stopped.
+        hung: It is being stopped because its probes failed for the liveness time.
         stop_issued: The stop has been handed out (it may first wait for others).
         retry_stop_at: When a stop that failed is tried again, with SIGKILL.
         failed_digest: The specification that failed; another one is a new chance.
@@ -155,6 +156,7 @@ class UnitStatus:
     note: str = ""
     stale: bool = False
     cause: Cause | None = None
+    hung: bool = False
     stop_issued: bool = False
     retry_stop_at: float | None = None
     failed_digest: str | None = None

@@ -9,11 +9,37 @@ from pathlib import Path
 import pytest
 
 from kvtierd.emulator.build import EmulatedDriver, ensure_driver
+from kvtierd.errors import KvtierError
+from kvtierd.workload.demo import DemoNode
 
 # The test directories are no packages; this lets the tests of this directory say ``from lab import RealTier``.
 sys.path.insert(0, str(Path(__file__).parent))
 
 from lab import RealTier
+
+MOST_EVENTS = 40
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """A failure on a running node says what the node says, since the node is gone afterwards."""
+    report = yield
+    node = getattr(item, "funcargs", {}).get("node")
+    if report.when == "call" and report.failed and isinstance(node, DemoNode):
+        report.sections.append(("kvtierd's status and events", _told_by(node)))
+    return report
+
+
+def _told_by(node: DemoNode) -> str:
+    try:
+        status, events = node.status(), list(node.client.events())
+    except (KvtierError, OSError) as error:
+        return f"the daemon does not answer: {error}"
+    lines = [f"at {status.at:.2f}: tier {status.tier_state} {list(status.tier_reasons)}"]
+    lines += [f"problem: {problem}" for problem in status.problems]
+    lines += [f"{u.id} {u.state} pid {u.pid} since {u.since:.2f}: {u.reason}" for u in status.units]
+    lines += [f"{e.at:.2f} {e.kind} {e.unit} {e.message}" for e in events[-MOST_EVENTS:]]
+    return "\n".join(lines)
 
 
 @pytest.fixture(scope="session")

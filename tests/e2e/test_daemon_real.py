@@ -168,6 +168,20 @@ def test_killed_units_come_back(node):
         ask(node)
 
 
+def test_a_pool_holder_that_dies_owing_an_answer_does_not_hang_the_meta_service(node):
+    """It copies what it knows to each pool holder and waits for the answer, under the lock that it needs for all else."""
+    pool, meta = units(node)["pool-0"].pid, units(node)["meta-main"].pid
+    os.kill(pool, signal.SIGSTOP)
+    for number in range(4):
+        ask(node, f"{number} " + TEXT, 1)  # written: the MetaService tells the frozen holder
+    time.sleep(1)
+    os.kill(pool, signal.SIGKILL)
+    wait_until(lambda: (u := units(node)["pool-0"]).state == "ready" and u.pid not in {0, pool})
+    wait_until(lambda: not node.status().problems)
+    assert units(node)["meta-main"].pid == meta
+    assert not [e for e in node.client.events() if e.unit == "kvtier-meta-main" and e.kind == "degraded"]
+
+
 def test_a_hung_meta_service_is_seen_and_replaced(node):
     pid = units(node)["meta-main"].pid
     os.kill(pid, signal.SIGSTOP)

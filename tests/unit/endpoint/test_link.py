@@ -18,6 +18,7 @@ from kvtierd.endpoint.link import (
     LinkState,
     LinkTimes,
     Mode,
+    RetireServer,
     SendClient,
     SendServer,
 )
@@ -285,7 +286,7 @@ def test_unknown_framing_becomes_a_plain_relay_without_losing_a_byte(side: str) 
 
 def test_what_is_not_understood_does_not_pass_in_recover() -> None:
     link = make(Mode.RECOVER)
-    assert kinds(link.client_data(b"\x16\x03\x01" + bytes(40), 1.0)) == [DropServer, CloseClient]
+    assert kinds(link.client_data(b"\x16\x03\x01" + bytes(40), 1.0)) == [RetireServer, CloseClient]
     plain = Link.plain(process(), 0.0, TIMES, "tls")
     assert plain.client_data(b"x", 1.0) == [SendServer(b"x")]
     assert kinds(plain.set_mode(Mode.RECOVER, 2.0)) == [DropServer, CloseClient]
@@ -294,7 +295,7 @@ def test_what_is_not_understood_does_not_pass_in_recover() -> None:
 def test_a_client_that_goes_takes_its_server_link_along() -> None:
     link = make()
     link.client_data(request(Opcode.IS_EXIST, 1), 1.0)
-    assert kinds(link.client_lost()) == [DropServer, CloseClient]
+    assert kinds(link.client_lost()) == [RetireServer, CloseClient]
     assert link.client_lost() == []
     assert link.client_data(b"x", 1.0) == []
 

@@ -432,6 +432,21 @@ def test_probes_that_fail_for_the_liveness_time_restart_the_unit() -> None:
     assert "no longer well for 10s: no answer" in story.status.reason
 
 
+def test_a_hung_unit_with_nothing_to_put_in_order_is_killed_at_once() -> None:
+    readiness = Readiness(liveness_seconds=10, kill_when_hung=True)
+    story = Story(readiness=readiness)
+    story.until_ready()
+    story.step(1, probe=BAD)
+    assert isinstance(story.step(10, probe=BAD), KillTree)
+    story.end(None)
+    story.step()
+    assert story.state is UnitState.BACKOFF
+    # Any other stop of it is an orderly one.
+    story = Story(readiness=readiness)
+    story.until_ready()
+    assert isinstance(story.step(desired="stop"), StopProcess)
+
+
 def test_problems_from_elsewhere_never_restart_a_unit() -> None:
     story = Story(readiness=Readiness(holdoff_seconds=3, liveness_seconds=10))
     story.until_ready()
