@@ -10,6 +10,7 @@ Durations: ``"6s"``, ``"250ms"``, ``"2m"``, ``"1m30s"``; a bare number is refuse
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 KIB = 1024
 MIB = 1024**2
@@ -23,6 +24,8 @@ _SIZE_UNITS = {
 }  # fmt: skip
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_CPU_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+_LAST_CPU = 8191
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d)\s*")
 
 
@@ -98,3 +101,32 @@ def format_duration(seconds: float) -> str:
 def align_down(value: int, step: int) -> int:
     """The largest multiple of ``step`` that is not above ``value``."""
     return value - value % step
+
+
+def parse_cpu_list(text: str) -> tuple[int, ...]:
+    """The kernel's CPU list format, ``"0-3,8"``, as sorted numbers.
+
+    Raises:
+        ValueError: it is none, is empty, or names a CPU beyond 8191 (the most that Linux can have).
+    """
+    found: set[int] = set()
+    for part in text.split(","):
+        match = _CPU_RANGE.fullmatch(part.strip())
+        if match is None:
+            raise ValueError(f'{text!r} is not a list of CPUs; write for example "0-23,96-119"')
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last < first or last > _LAST_CPU:
+            raise ValueError(f"{part.strip()!r} is not a range of CPUs")
+        found.update(range(first, last + 1))
+    return tuple(sorted(found))
+
+
+def format_cpu_list(cpus: Iterable[int]) -> str:
+    """The numbers in the kernel's CPU list format."""
+    parts: list[list[int]] = []
+    for cpu in sorted(set(cpus)):
+        if parts and parts[-1][1] == cpu - 1:
+            parts[-1][1] = cpu
+        else:
+            parts.append([cpu, cpu])
+    return ",".join(f"{first}-{last}" if last > first else str(first) for first, last in parts)

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from kvtierd.plan.inventory import AscendInstall
+from kvtierd.plan.model import NO_RESOURCES, Resources
 from kvtierd.plan.toolchain import Toolchain
 
 MANAGER_DEVICES = ("/dev/davinci_manager", "/dev/devmm_svm", "/dev/hisi_hdc")
@@ -42,6 +43,7 @@ def docker_argv(
     mounts: Iterable[str] = (),
     shm_size: str | None = None,
     stop_seconds: float = 20.0,
+    resources: Resources = NO_RESOURCES,
 ) -> tuple[str, ...]:
     """The whole command line.
 
@@ -57,6 +59,7 @@ def docker_argv(
         mounts: the operator's, ``source:target[:ro]``.
         shm_size: of the container's /dev/shm; ``None``: docker's default.
         stop_seconds: what ``docker stop`` gives it.
+        resources: its CPUs and its memory; docker has no priority to give.
     """
     program = ("--docker", toolchain.docker) if toolchain.docker else ()
     argv = [
@@ -74,6 +77,10 @@ def docker_argv(
         argv += ["-v", f"{directory}:{directory}:ro"]
     for mount in mounts:
         argv += ["-v", mount]
+    if resources.cpus:
+        argv.append(f"--cpuset-cpus={resources.cpus}")
+    if resources.memory_max_bytes is not None:
+        argv.append(f"--memory={resources.memory_max_bytes}b")
     for variable in sorted(env):
         argv += ["-e", variable]
     return (*argv, image, *command)

@@ -13,14 +13,16 @@ from kvtierd.foreign import told_of
 from kvtierd.plan.docker import docker_argv
 from kvtierd.plan.engine import EngineContext, EngineDriver, EngineLaunch
 from kvtierd.plan.environment import merge_env
-from kvtierd.plan.model import EngineTalk, FileSpec, HttpCall, Tier, UnitSpec
+from kvtierd.plan.model import NO_RESOURCES, EngineTalk, FileSpec, HttpCall, Resources, Tier, UnitSpec
 from kvtierd.plan.remarks import Remarks
 from kvtierd.plan.toolchain import Toolchain
 from kvtierd.plan.units import engine_id
 from kvtierd.settings import EngineSettings
 
 
-def _command(planned: PlannedEngine, toolchain: Toolchain, directories: tuple[str, ...]) -> tuple[str, ...]:
+def _command(
+    planned: PlannedEngine, toolchain: Toolchain, directories: tuple[str, ...], resources: Resources
+) -> tuple[str, ...]:
     engine, launch = planned.settings, planned.launch
     if engine.runner == "host":
         return launch.argv
@@ -35,6 +37,7 @@ def _command(planned: PlannedEngine, toolchain: Toolchain, directories: tuple[st
         mounts=engine.mounts,
         shm_size=engine.shm_size,
         stop_seconds=launch.stop.timeout_seconds,
+        resources=resources,
     )
 
 
@@ -147,6 +150,7 @@ def engine_unit(
     *,
     directories: tuple[str, ...] = (),
     blocked: str | None = None,
+    resources: Resources = NO_RESOURCES,
 ) -> UnitSpec:
     """The unit of one engine.
 
@@ -158,7 +162,7 @@ def engine_unit(
         id=engine_id(engine.name),
         kind="engine",
         name=engine.name,
-        argv=(*toolchain.prefix, *_command(planned, toolchain, directories)),
+        argv=(*toolchain.prefix, *_command(planned, toolchain, directories, resources)),
         env=merge_env(toolchain.base_env, launch.env) if engine.runner == "docker" else launch.env,
         user=engine.user,
         devices=engine.devices,
@@ -175,4 +179,6 @@ def engine_unit(
         talk=planned.talk,
         group=engine.group,
         blocked=blocked,
+        # A container has limits of its own; those of docker's client would not reach it.
+        resources=resources if engine.runner == "host" else NO_RESOURCES,
     )

@@ -166,6 +166,21 @@ class EngineTalk(Record):
     l3_fixed: str = ""
 
 
+class Resources(Record):
+    """What the host gives a unit. Empty means: no limit, the kernel's choice.
+
+    ``cpus`` is a list in the kernel's form ("0-23,96-119"). ``memory_max_bytes`` needs a control group: units of
+    systemd and containers have one, those of a shim do not.
+    """
+
+    cpus: str = ""
+    nice: int = 0
+    memory_max_bytes: int | None = None
+
+
+NO_RESOURCES = Resources()
+
+
 class UnitSpec(Record):
     """A supervised process, complete: nothing else is needed to start it.
 
@@ -198,6 +213,7 @@ class UnitSpec(Record):
     talk: EngineTalk | None = None  # engines: how the daemon speaks with them
     group: str | None = None  # engines: those that can stand in for each other
     blocked: str | None = None  # why it must not be started as things are (a held card)
+    resources: Resources = NO_RESOURCES
 
     @property
     def digest(self) -> str:
@@ -205,6 +221,8 @@ class UnitSpec(Record):
         relevant = self.model_dump(
             include={"id", "argv", "env", "user", "cwd", "devices", "namespace", "files_digest"}, mode="json"
         )
+        if self.resources != NO_RESOURCES:  # what runs without any stays what it was
+            relevant["resources"] = self.resources.model_dump()
         return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -21,6 +21,7 @@ from kvtierd.plan.place import memcache_place
 from kvtierd.plan.pool import check_memory, plan_hugepages, plan_pool
 from kvtierd.plan.ports import PortPlan
 from kvtierd.plan.remarks import Remarks
+from kvtierd.plan.resources import engine_resources
 from kvtierd.plan.series import detect_series
 from kvtierd.plan.toolchain import Toolchain
 from kvtierd.plan.units import META_ID, endpoint_unit, engine_id, meta_unit, pool_id, pool_unit
@@ -197,6 +198,7 @@ class _Planner:
                     after or ((META_ID,) if self.is_master else ()),
                     directories=(self.conf_dir, planned.context.work_dir),
                     blocked=self._held_card(planned.settings),
+                    resources=engine_resources(planned.settings, self.inventory, self.remarks),
                 )
             )
             files += planned.launch.files

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from kvtierd.quantities import parse_duration, parse_size
+from kvtierd.quantities import parse_cpu_list, parse_duration, parse_size
 
 Size = Annotated[int, BeforeValidator(parse_size)]
 Duration = Annotated[float, BeforeValidator(parse_duration)]
@@ -331,6 +331,19 @@ class EngineSettings(RunnerSettings):
     python: AbsolutePath | None = Field(
         None, description="its interpreter; default: [meta] python", examples=["/usr/bin/python3"]
     )
+    cpus: str = Field(
+        "auto",
+        description="CPUs it may use: auto (those of its devices' NUMA nodes), all, or a list",
+        examples=["auto", "all", "0-23,96-119"],
+    )
+    nice: int = Field(
+        0, ge=-20, le=19, description="its priority: -20 is the highest, 19 the lowest", examples=[5]
+    )
+    memory_max: Size | None = Field(
+        None,
+        description="most host memory it may take before the kernel ends it; not hugepages. Needs systemd or docker",
+        examples=["256GiB"],
+    )
     args: dict[str, Any] = Field(
         default_factory=dict,
         description="the engine's own options, by their name",
@@ -350,6 +363,8 @@ class EngineSettings(RunnerSettings):
             raise ValueError(f"host {self.host!r} is not an IP address") from None
         if len(set(self.devices)) != len(self.devices):
             raise ValueError("devices names one device twice")
+        if self.cpus not in {"auto", "all"}:
+            parse_cpu_list(self.cpus)
         return self
 
 

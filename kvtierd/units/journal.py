@@ -78,6 +78,9 @@ def _arguments(*more: str) -> list[str]:
         "--quiet",
         "--all",
         "--no-pager",
+        # --follow alone asks for this boot only, by an id that a sandboxed process in a container may see wrongly. The
+        # matches name runs, so no other entries come in by this.
+        "--merge",
         "--output=json",
         f"--output-fields={_FIELDS}",
         *more,

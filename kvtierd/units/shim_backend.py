@@ -22,6 +22,7 @@ from typing import Any
 
 from kvtierd.errors import UnitError
 from kvtierd.plan.model import LogProbe, UnitSpec
+from kvtierd.quantities import parse_cpu_list
 from kvtierd.units import procfs, shim_record
 from kvtierd.units.backend import ProcessExit, UnitProcess, signal_number
 from kvtierd.units.log_reader import LogFollower, last_lines
@@ -37,6 +38,7 @@ from kvtierd.units.shim_link import (
 
 KILL_LIMIT_SECONDS = 15.0  # after SIGKILL; the keeper gives up waiting after 10
 FOLLOW_POLL_SECONDS = 0.2
+_NO_MEMORY_MAX = "memory_max is not enforced: without systemd a unit has no control group of its own"
 _UNIT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
 
 
@@ -92,6 +94,9 @@ class ShimBackend:
             "env": spec.env,
             "cwd": spec.cwd,
             "user": spec.user,
+            "cpus": list(parse_cpu_list(spec.resources.cpus)) if spec.resources.cpus else [],
+            "nice": spec.resources.nice,
+            "note": _NO_MEMORY_MAX if spec.resources.memory_max_bytes is not None else "",
             "watch": [probe.contains for probe in spec.readiness.probes if isinstance(probe, LogProbe)],
             "secret_files": list(spec.secret_files),
             "stop_signal": signal_number(spec.stop.signal),

@@ -1,7 +1,8 @@
 """Starts a shim: run by the backend as a short-lived process, with one JSON request on stdin and one JSON answer on stdout.
 
 Request: ``{directory, root, log, log_max_bytes, log_keep, adopt}`` and, unless ``adopt``, what to start:
-``{unit_id, instance, spec_digest, argv, env, cwd, user, watch, secret_files, stop_signal, stop_timeout_seconds}``.
+``{unit_id, instance, spec_digest, argv, env, cwd, user, cpus, nice, note, watch, secret_files, stop_signal,
+stop_timeout_seconds}``.
 Answer: ``{"ok": true, "record": {...}}`` or ``{"ok": false, "code", "message", "hint"}``.
 
 Steps: take the unit's lock, leave the caller (fork, own session, fork), become the subreaper, start the unit's main
@@ -33,6 +34,7 @@ from kvtierd.units.shim_log import OutputLog
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any, NoReturn
 
     Answer = dict[str, Any]
@@ -251,7 +253,7 @@ def start_unit(request: dict[str, Any], fifo: int) -> Answer:
     record = {name: request[name] for name in names} | shim_identity()
     record |= {"version": shim_record.VERSION, "boot_id": procfs.boot_id(), "pid": 0, "start_ticks": 0}
     record |= {"log_inode": log_inode, "log_offset": log_offset, "started_unix_seconds": time.time()}
-    record |= {"seen": [], "note": "", "exit": None, "last_lines": []}
+    record |= {"seen": [], "note": request["note"], "exit": None, "last_lines": []}
     shim_record.write_record(".", record)  # a disk that takes no record is found out before the start
     process = None
     try:
@@ -290,17 +292,18 @@ def start_main(request: dict[str, Any], fifo: int) -> subprocess.Popen[bytes]:
         identity = user_arguments(user)
         if "user" in identity:
             os.fchown(output, identity["user"], -1)  # the unit may open /dev/stderr by name
-        return subprocess.Popen(
-            argv,
-            env=request["env"],
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-            umask=0o022,
-            **identity,
-        )
+        with given_to_children(request["cpus"], request["nice"]):
+            return subprocess.Popen(
+                argv,
+                env=request["env"],
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                umask=0o022,
+                **identity,
+            )
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         transient = isinstance(error, OSError) and error.errno in {
             errno.EAGAIN,
@@ -318,6 +321,29 @@ def start_main(request: dict[str, Any], fifo: int) -> subprocess.Popen[bytes]:
         ) from error
     finally:
         os.close(output)
+
+
+@contextlib.contextmanager
+def given_to_children(cpus: list[int], nice: int) -> Iterator[None]:
+    """CPUs and priority that a process started meanwhile has from its first moment; ours come back afterwards."""
+    own_cpus, own_nice = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0)
+    try:
+        if cpus:
+            os.sched_setaffinity(0, cpus)
+        if nice:
+            os.setpriority(os.PRIO_PROCESS, 0, nice)
+    except OSError as error:
+        raise Refused(
+            "unit.exec",
+            f"the unit cannot be given its CPUs and priority: {error.strerror}",
+            "Check cpus and nice; a priority above the normal one needs root.",
+        ) from error
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, own_cpus)
+        with contextlib.suppress(OSError):  # without root there is no way back up; the keeper needs little
+            os.setpriority(os.PRIO_PROCESS, 0, own_nice)
 
 
 def user_arguments(user: str | None) -> dict[str, Any]:

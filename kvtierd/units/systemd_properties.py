@@ -17,6 +17,7 @@ from dbus_fast.signature import Variant
 
 from kvtierd.errors import UnitError
 from kvtierd.plan.model import UnitSpec
+from kvtierd.quantities import parse_cpu_list
 from kvtierd.units.backend import ProcessExit, UnitProcess
 
 SLICE = "kvtierd.slice"
@@ -142,9 +143,25 @@ def transient_properties(
         ("TasksMax", Variant("t", UNLIMITED)),
         ("OOMScoreAdjust", Variant("i", 0)),
     ]
+    resources = spec.resources
+    if resources.cpus:
+        properties.append(("CPUAffinity", Variant("ay", cpu_mask(resources.cpus))))
+    if resources.nice:
+        properties.append(("Nice", Variant("i", resources.nice)))
+    if resources.memory_max_bytes is not None:
+        properties.append(("MemoryMax", Variant("t", resources.memory_max_bytes)))
     if spec.user is not None:
         properties.append(("User", Variant("s", spec.user)))
     return properties
+
+
+def cpu_mask(cpus: str) -> bytes:
+    """systemd's form of a CPU list: bit n of byte n // 8 is CPU n."""
+    numbers = parse_cpu_list(cpus)
+    mask = bytearray(numbers[-1] // 8 + 1)
+    for number in numbers:
+        mask[number // 8] |= 1 << number % 8
+    return bytes(mask)
 
 
 def marker_of(properties: Mapping[str, Any], owner: str) -> Marker | None:
@@ -178,6 +195,8 @@ def process_of(
     note: str = "",
 ) -> UnitProcess:
     """A unit of ours as the rest of the daemon sees it; ``exit_`` when it has ended."""
+    if exit_ is None and not note and _unlimited_in_spite_of_a_limit(properties):
+        note = "memory_max is not enforced: systemd has no memory controller on this host"
     return UnitProcess(
         unit_id=unit_id,
         instance=instance_of(properties),
@@ -187,6 +206,12 @@ def process_of(
         exit=exit_,
         note=note,
     )
+
+
+def _unlimited_in_spite_of_a_limit(properties: Mapping[str, Any]) -> bool:
+    """systemd takes MemoryMax also where there is no controller; then it cannot say what the unit uses either."""
+    limit, used = properties.get("MemoryMax", UNLIMITED), properties.get("MemoryCurrent")
+    return limit != UNLIMITED and used == UNLIMITED
 
 
 def instance_of(properties: Mapping[str, Any]) -> str:

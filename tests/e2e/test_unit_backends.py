@@ -35,7 +35,7 @@ from backend_lab import (
 )
 
 from kvtierd.errors import UnitError
-from kvtierd.plan.model import LogProbe, Readiness, UnitSpec
+from kvtierd.plan.model import LogProbe, Readiness, Resources, UnitSpec
 from kvtierd.units import procfs
 from kvtierd.units.backend import UnitBackend, UnitProcess
 
@@ -355,6 +355,31 @@ async def test_user_is_switched_with_its_groups(backend: UnitBackend) -> None:
 
 
 # --- output ---
+
+
+async def test_a_unit_has_its_cpus_and_its_priority(backend: UnitBackend) -> None:
+    here = sorted(os.sched_getaffinity(0))
+    code = "import os; print(sorted(os.sched_getaffinity(0)), os.nice(0), flush=True)"
+    for name, resources, cpus, nice in (
+        ("a", Resources(cpus=str(here[0]), nice=7), [here[0]], 7),
+        ("b", Resources(), here, os.nice(0)),
+    ):
+        spec = unit(f"{code}; import time; time.sleep(300)", name, resources=resources)
+        await backend.start(spec)
+        assert await wait_lines(backend, spec.id, 1) == [f"{cpus} {nice}"]
+    assert sorted(os.sched_getaffinity(0)) == here
+
+
+async def test_memory_max_is_enforced_or_said_not_to_be(backend: UnitBackend) -> None:
+    code = "import time; print('up', flush=True); held = b'x' * (300 << 20); print('has it', flush=True); time.sleep(300)"
+    process = await backend.start(unit(code, resources=Resources(memory_max_bytes=100 << 20)))
+    if "memory_max is not enforced" in process.note:  # a shim, or a systemd without the memory controller
+        assert await wait_lines(backend, process.unit_id, 2) == ["up", "has it"]
+    else:
+        ended = await wait_ended(backend, process.unit_id)
+        assert ended.exit is not None
+        assert ended.exit.signal == signal.SIGKILL
+        assert await backend.tail(process.unit_id, 5) == ["up"]
 
 
 async def test_output_keeps_its_order(backend: UnitBackend) -> None:

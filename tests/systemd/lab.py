@@ -1,9 +1,9 @@
 """Boots a real systemd for tests: a Debian of its own in namespaces (systemd-nspawn), with this checkout in it.
 
 Needs root, ``systemd-nspawn`` (systemd-container) and ``mmdebstrap``; the root file system is made once (a minute, 240 MB)
-and kept in the user's cache directory, under an overlay that takes what the guest writes. The checkout and the
-interpreter are mounted read-only. Nothing is left behind: no process, no mount, no control group. The guest shares the
-host's kernel, so its /proc/sys stays read-only.
+and kept in the user's cache directory, under an overlay that takes what the guest writes; ``reboot`` keeps that. The
+checkout and the interpreter are mounted read-only. Nothing is left behind: no process, no mount, no control group. The
+guest shares the host's kernel, so its /proc/sys stays read-only, and /sys but for what ``OPEN_HUGEPAGES`` opens.
 """
 
 from __future__ import annotations
@@ -29,6 +29,14 @@ PACKAGES = (
 IMAGE_VERSION = 1  # one more when PACKAGES change
 BOOT_SECONDS = 60.0
 OFF_SECONDS = 20.0
+# Run inside: hugepages of the host's kernel can be written from then on. Whoever does it puts their number back.
+OPEN_HUGEPAGES = """
+mkdir -p /run/open-sys
+mount -t sysfs sysfs /run/open-sys
+mount -o remount,rw /run/open-sys
+mount --bind /run/open-sys/kernel/mm /sys/kernel/mm
+mount --bind /run/open-sys/devices/system/node /sys/devices/system/node
+"""
 ENVIRONMENT = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "HOME": "/root",
@@ -104,6 +112,7 @@ class Guest:
     def __init__(self, name: str, directory: Path, cgroup: str = "v2") -> None:
         self.name = name
         self.shared = directory / "shared"  # /mnt in the guest, writable
+        self._written = directory / "written"
         self._console = directory / "console"
         self._cgroup_version = cgroup
         self._nspawn: subprocess.Popen[bytes] | None = None
@@ -116,11 +125,16 @@ class Guest:
         Raises:
             CannotBootError: with what the console said.
         """
-        self.shared.mkdir(parents=True)
-        root = image()
+        for made in (self.shared, *(self._written / name for name in ("upper", "work", "root"))):
+            made.mkdir(parents=True, exist_ok=True)
         binds = [f"--bind-ro={path}" for path in _binds()]
+        # The overlay is in a mount namespace of its own, and ends with the last process in there.
+        mount = 'mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" "$2/root"'
+        overlay = f'{mount} && shift 2 && exec "$@"'
         argv = [
-            "systemd-nspawn", "--quiet", f"--directory={root}", "--volatile=overlay", f"--machine={self.name}", "--boot",
+            "unshare", "--mount", "--propagation=slave", "--", "/bin/sh", "-c", overlay, "overlay", str(image()),
+            str(self._written),
+            "systemd-nspawn", "--quiet", f"--directory={self._written}/root", f"--machine={self.name}", "--boot",
             "--capability=all", "--private-network", "--resolv-conf=off", "--timezone=off", "--link-journal=no",
             "--console=read-only", f"--bind={self.shared}:/mnt", *binds,
         ]  # fmt: skip
@@ -132,11 +146,11 @@ class Guest:
                 if not Path(f"/proc/{left.name.rpartition('-')[2]}").exists():
                     _remove_groups(left.name)
             group = _unified() / f"kvtierd-{self.name}"
-            group.mkdir()
+            group.mkdir(exist_ok=True)
             self._groups = [group]
             enter = 'echo $$ >"$1/cgroup.procs" && shift && exec "$@"'
             argv = ["/bin/sh", "-c", enter, "enter", str(group), *argv]
-        with self._console.open("wb") as console:
+        with self._console.open("ab") as console:
             self._nspawn = subprocess.Popen(
                 argv, env=env, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -173,6 +187,12 @@ class Guest:
         if check and done.returncode:
             raise AssertionError(f"{command}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
         return done
+
+    def reboot(self) -> None:
+        """Powers it off and boots it again, with everything that was written. Raises ``CannotBootError``."""
+        self.stop()
+        self._leader = 0
+        self.start()
 
     def stop(self) -> None:
         """Powers it off, in order if it will; then nothing of it is left."""

@@ -87,10 +87,11 @@ def debs(directory: Path) -> list[Path]:
     return [next(directory.glob(f"{name}*_{machine}.deb")) for name in PACKAGES]
 
 
-@pytest.fixture(scope="module")
-def guest() -> Iterator[Guest]:
+@pytest.fixture(scope="module", params=["v2", "v1"])
+def guest(request: pytest.FixtureRequest) -> Iterator[Guest]:
+    """``v1``: the hybrid control groups of older distributions."""
     try:
-        with booted("installed") as running:
+        with booted("installed", request.param) as running:
             yield running
     except CannotBootError as error:
         pytest.skip(f"no systemd can be booted here: {error}")
@@ -152,6 +153,12 @@ class Host:
 @pytest.fixture(scope="module")
 def host(guest: Guest, dists: tuple[Path, Path]) -> Host:
     made = Host(guest, dists)
+    prepare(made)
+    return made
+
+
+def prepare(made: Host) -> None:
+    """Installs this version, with what emulation needs."""
     made.install("this")
     # There is no C compiler in the guest: the emulated driver is the one made outside.
     made.run("mkdir", "-p", "/var/cache/kvtierd", "/etc/systemd/system/kvtierd.service.d")
@@ -160,7 +167,6 @@ def host(guest: Guest, dists: tuple[Path, Path]) -> Host:
         "cp", "/usr/share/doc/kvtierd/examples/kvtierd.service.d/emulation.conf",
         "/etc/systemd/system/kvtierd.service.d/",
     )  # fmt: skip
-    return made
 
 
 @pytest.fixture(scope="module")

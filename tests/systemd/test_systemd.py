@@ -12,11 +12,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from lab import ROOT, CannotBootError, Guest, booted, image
+from lab import OPEN_HUGEPAGES, ROOT, CannotBootError, Guest, booted, image
 
 SUITE = "tests/e2e/test_unit_backends.py"
 BACKEND = "tests/systemd/guest/test_systemd_backend.py"
 DAEMON = "tests/systemd/guest/test_daemon.py"
+SANDBOX = "tests/systemd/guest/test_sandbox.py"
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(600)]
 PROVED: list[str] = []
 
@@ -40,7 +41,7 @@ def guest(request: pytest.FixtureRequest) -> Iterator[Guest]:
         pytest.skip(f"no systemd can be booted here: {error}")
 
 
-@pytest.mark.parametrize("file", [SUITE, BACKEND, DAEMON])
+@pytest.mark.parametrize("file", [SUITE, BACKEND, DAEMON, SANDBOX])
 def test_inside_a_booted_systemd(guest: Guest, file: str, request: pytest.FixtureRequest) -> None:
     version = guest.run("systemctl", "--version").stdout.split("(")[0].strip()
     command = [
@@ -49,6 +50,8 @@ def test_inside_a_booted_systemd(guest: Guest, file: str, request: pytest.Fixtur
     ]  # fmt: skip
     if file == SUITE:
         command += ["-k", "systemd"]
+    if file == SANDBOX:
+        guest.run("sh", "-ec", OPEN_HUGEPAGES)
     done = subprocess.run(guest.argv(*command), capture_output=True, text=True, timeout=580, check=False)
     report = guest.shared / "report.xml"
     assert report.exists(), f"pytest did not run inside: {done.stdout[-3000:]}{done.stderr[-3000:]}"

@@ -2,7 +2,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtierd.quantities import align_down, format_duration, format_size, parse_duration, parse_size
+from kvtierd.quantities import (
+    align_down,
+    format_cpu_list,
+    format_duration,
+    format_size,
+    parse_cpu_list,
+    parse_duration,
+    parse_size,
+)
 
 
 @pytest.mark.parametrize(
@@ -62,3 +70,21 @@ def test_align_down_never_takes_more(value, step):
 )
 def test_durations_for_people(seconds, text):
     assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"), [("0", (0,)), ("0-3,8", (0, 1, 2, 3, 8)), ("4,2-3,3", (2, 3, 4)), ("1, 5-6", (1, 5, 6))]
+)
+def test_cpu_lists(text: str, cpus: tuple[int, ...]) -> None:
+    assert parse_cpu_list(text) == cpus
+    assert parse_cpu_list(format_cpu_list(cpus)) == cpus
+
+
+@pytest.mark.parametrize("text", ["", "a", "3-1", "0-", "-1", "0,,2", "9000", "0-99999999", "0;1"])
+def test_what_is_no_cpu_list(text: str) -> None:
+    with pytest.raises(ValueError, match="CPUs"):
+        parse_cpu_list(text)
+
+
+def test_runs_of_cpus_are_joined() -> None:
+    assert format_cpu_list([9, 0, 1, 2, 8, 5]) == "0-2,5,8-9"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "e2e"))
 
 from backend_lab import Factory, backends

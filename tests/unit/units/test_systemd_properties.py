@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from kvtierd.errors import UnitError
-from kvtierd.plan.model import StopPolicy, UnitSpec
+from kvtierd.plan.model import Resources, StopPolicy, UnitSpec
 from kvtierd.units import systemd_properties as sp
 
 MARKER = sp.Marker("/run/kvtierd", "0123456789abcdef", "aa00")
@@ -111,3 +111,16 @@ def test_only_what_systemd_could_not_set_up_is_a_problem_of_the_start():
     assert sp.setup_problem({"ExecMainCode": 1, "ExecMainStatus": 219})[1] is False
     assert sp.setup_problem({"ExecMainCode": 1, "ExecMainStatus": 3}) is None
     assert sp.setup_problem({"ExecMainCode": 2, "ExecMainStatus": 203}) is None
+
+
+def test_resources_are_given_only_where_there_are_any():
+    assert not {"CPUAffinity", "Nice", "MemoryMax"} & properties(spec()).keys()
+    found = properties(spec(resources=Resources(cpus="0-2,9", nice=-5, memory_max_bytes=1 << 30)))
+    assert (found["CPUAffinity"], found["Nice"], found["MemoryMax"]) == (b"\x07\x02", -5, 1 << 30)
+
+
+@pytest.mark.parametrize(("used", "note"), [(5 << 20, ""), (sp.UNLIMITED, "memory_max is not enforced")])
+def test_a_memory_limit_without_a_controller_is_said(used: int, note: str):
+    seen = {"MemoryMax": 1 << 30, "MemoryCurrent": used, "MainPID": 7, "InvocationID": b"i"}
+    assert sp.process_of("kvtier-engine-a", seen, MARKER).note.startswith(note)
+    assert sp.process_of("kvtier-engine-a", seen | {"MemoryMax": sp.UNLIMITED}, MARKER).note == ""
