@@ -31,7 +31,7 @@ def render() -> str:
 def _table(table: Table) -> str:
     lines = [f"# {line}" for line in textwrap.wrap(_sentence(table.description), WIDTH)]
     # A header that stands there costs nothing, and a key that is uncommented below it is in the right table.
-    lines.append(f"#{table.header}" if table.repeated else table.header)
+    lines.append(f"#{table.header}" if table.means_something else table.header)
     lines += [line for key in table.keys for line in _key(table, key)]
     return "\n".join(lines) + "\n"
 

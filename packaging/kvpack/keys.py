@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -33,6 +33,7 @@ class Table:
     header: str
     description: str
     keys: tuple[Key, ...]
+    means_something: bool = False  # the header alone, without keys, is not the same as no header
 
     @property
     def repeated(self) -> bool:
@@ -44,24 +45,26 @@ def tables() -> tuple[Table, ...]:
     """All tables in the order of the model, tables within tables after the one they belong to."""
     found: list[Table] = []
     for name, field in Settings.model_fields.items():
-        model, repeated = _model_of(field.annotation)
-        assert model is not None, f"[{name}] is not a table"
-        found.append(_table(f"[[{name}]]" if repeated else f"[{name}]", model))
-        for inner, inner_field in model.model_fields.items():
-            inner_model, inner_repeated = _model_of(inner_field.annotation)
-            if inner_model is not None and inner_repeated:
-                found.append(_table(f"[[{name}.{inner}]]", inner_model))
+        assert _model_of(field.annotation).model is not None, f"[{name}] is not a table"
+        found += _tables(name, field)
     return tuple(found)
 
 
-def _table(header: str, model: type[BaseModel]) -> Table:
-    text = " ".join((model.__doc__ or "").split())
+def _tables(path: str, field: FieldInfo) -> list[Table]:
+    model, repeated, optional = _model_of(field.annotation)
+    if model is None:
+        return []
+    header = f"[[{path}]]" if repeated else f"[{path}]"
+    text = " ".join((model.__doc__ or "").split()).split(": ", 1)[-1]
     keys = tuple(
-        _key(name, field)
-        for name, field in model.model_fields.items()
-        if not (_model_of(field.annotation)[0] and _model_of(field.annotation)[1])
+        _key(name, inner)
+        for name, inner in model.model_fields.items()
+        if _model_of(inner.annotation).model is None
     )
-    return Table(header, text.split(": ", 1)[-1], keys)
+    found = [Table(header, text, keys, means_something=repeated or optional)]
+    for name, inner in model.model_fields.items():
+        found += _tables(f"{path}.{name}", inner)
+    return found
 
 
 def _key(name: str, field: FieldInfo) -> Key:
@@ -119,15 +122,25 @@ def _alternatives(annotation: Any) -> tuple[Any, ...]:
     return (annotation,)
 
 
-def _model_of(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
-    """The model of a table, and whether there can be several."""
+class _Model(NamedTuple):
+    """The model of a table, whether there can be several, and whether there can be none."""
+
+    model: type[BaseModel] | None = None
+    repeated: bool = False
+    optional: bool = False
+
+
+def _model_of(annotation: Any) -> _Model:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation, False
+        return _Model(annotation)
     if typing.get_origin(annotation) is tuple:
         inner = typing.get_args(annotation)[0]
         if isinstance(inner, type) and issubclass(inner, BaseModel):
-            return inner, True
-    return None, False
+            return _Model(inner, repeated=True)
+    for each in _alternatives(annotation):
+        if each is not annotation and isinstance(each, type) and issubclass(each, BaseModel):
+            return _Model(each, optional=True)
+    return _Model()
 
 
 def _kind(field: FieldInfo, *, size: bool, duration: bool) -> str:

@@ -15,7 +15,7 @@ from test_installed import SETTINGS, Host, dists, prepare
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
 assert dists  # a fixture
-PAGES = 8
+PAGES = 66  # the pool and a little
 HOST_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
 AT_BOOT = "open-hugepages.service"
 

@@ -40,7 +40,7 @@ def test_examples_of_an_engine_are_toml():
 
 @pytest.mark.parametrize("table", keys.tables(), ids=lambda t: t.header)
 def test_every_key_is_in_the_file_with_its_description(table):
-    part = TEXT.split(f"\n{'#' if table.repeated else ''}{table.header}\n", 1)[1]
+    part = TEXT.split(f"\n{'#' if table.means_something else ''}{table.header}\n", 1)[1]
     for key in table.keys:
         assert re.search(
             rf"(?m)^(#?{key.name} = |# for example: {key.name} = |# {key.name}: not set)", part

@@ -42,7 +42,7 @@ HUGEPAGES = directives("kvtierd-hugepages.service")
         ("RuntimeDirectory", "kvtierd"),
         ("RuntimeDirectoryPreserve", "yes"),  # records of running units are in it
         ("StateDirectory", "kvtierd"),
-        ("LogsDirectory", "kvtierd"),
+        ("LogsDirectory", "kvtierd memfabric_hybrid"),
         ("NoNewPrivileges", "yes"),
         ("ProtectSystem", "strict"),
         ("LimitMEMLOCK", "infinity"),

@@ -190,3 +190,44 @@ def test_every_example_is_valid(example):
     loaded, found = check_settings(Path("examples") / example, {})
     assert found == ()
     assert loaded is not None
+
+
+THREE = (
+    'peers = [{ name = "a", address = "10.0.0.1" }, { name = "b", address = "10.0.0.2" },'
+    ' { name = "c", address = "10.0.0.3", witness = true }]\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ('mode = "lease"\n' + THREE, ""),
+        ('mode = "lease"\nlease = "2s"\n' + THREE, ""),
+        ('mode = "lease"\nlease = "500ms"\n' + THREE, "greater than or equal to 1"),
+        ('mode = "lease"\nmaster = "a"\n' + THREE, "elects its master"),
+        (
+            'mode = "lease"\npeers = [{ name = "a", address = "10.0.0.1" }, { name = "b", address = "10.0.0.2" }]\n',
+            "two that lose sight of each other",
+        ),
+        ('mode = "static"\nmaster = "a"\n' + THREE, "only votes"),
+        ('mode = "etcd"\n' + THREE.replace(", witness = true", ""), "needs etcd"),
+        (
+            'mode = "etcd"\netcd = { endpoints = ["10.0.0.9:2379"] }\n'
+            + THREE.replace(", witness = true", ""),
+            "",
+        ),
+        (
+            'mode = "lease"\n' + THREE.replace("witness = true", "witness = true, voter = false"),
+            "does nothing",
+        ),
+    ],
+)
+def test_who_elects(tmp_path, text, wrong):
+    file = write(tmp_path, MINIMAL + "[cluster]\n" + text)
+    if not wrong:
+        cluster = load_settings(file, {}).cluster
+        assert len(cluster.voters) == 3
+        return
+    with pytest.raises(InvalidSettingsError) as told:
+        load_settings(file, {})
+    assert wrong in str(told.value)

@@ -1,0 +1,1 @@
+"""Several hosts, one pool: who is the master, and how every node learns of it."""
