@@ -96,6 +96,7 @@ class ShimBackend:
             "user": spec.user,
             "cpus": list(parse_cpu_list(spec.resources.cpus)) if spec.resources.cpus else [],
             "nice": spec.resources.nice,
+            "guard_file": spec.guard_file or "",
             "note": _NO_MEMORY_MAX if spec.resources.memory_max_bytes is not None else "",
             "watch": [probe.contains for probe in spec.readiness.probes if isinstance(probe, LogProbe)],
             "secret_files": list(spec.secret_files),

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import platformdirs
@@ -30,7 +30,9 @@ IMAGE_VERSION = 1  # one more when PACKAGES change
 BOOT_SECONDS = 60.0
 OFF_SECONDS = 20.0
 # Run inside: hugepages of the host's kernel can be written from then on. Whoever does it puts their number back.
+# systemd-nspawn shows a boot id of its own, which a service with a fresh /proc does not see; with one kernel, one id.
 OPEN_HUGEPAGES = """
+while umount /proc/sys/kernel/random/boot_id 2>/dev/null; do :; done
 mkdir -p /run/open-sys
 mount -t sysfs sysfs /run/open-sys
 mount -o remount,rw /run/open-sys
@@ -188,9 +190,14 @@ class Guest:
             raise AssertionError(f"{command}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
         return done
 
-    def reboot(self) -> None:
+    def written(self, path: str) -> Path:
+        """Where the host has what the guest wrote to this path."""
+        return self._written / "upper" / path.lstrip("/")
+
+    def reboot(self, while_off: Callable[[], object] = lambda: None) -> None:
         """Powers it off and boots it again, with everything that was written. Raises ``CannotBootError``."""
         self.stop()
+        while_off()
         self._leader = 0
         self.start()
 
