@@ -544,14 +544,11 @@ async def test_a_guarded_unit_dies_with_its_lease_whatever_the_daemon_is(
     make_backend: Factory, kind: str, tmp_path: Path, daemon_is: str
 ) -> None:
     file = str(tmp_path / "lease")
-    until = now_seconds() + 3
-    write_deadline(file, until)
-    with daemon_with(
-        kind, tmp_path, unit(STUBBORN_TREE.replace("LAST", "time.sleep(300)"), guard_file=file)
-    ) as (
-        daemon,
-        pids,
-    ):
+    write_deadline(file, now_seconds() + 60)
+    spec = unit(STUBBORN_TREE.replace("LAST", "time.sleep(300)"), guard_file=file)
+    with daemon_with(kind, tmp_path, spec) as (daemon, pids):
+        until = now_seconds() + 2
+        write_deadline(file, until)
         if daemon_is == "frozen":
             daemon.send_signal(signal.SIGSTOP)
         elif daemon_is == "gone":
