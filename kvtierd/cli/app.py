@@ -6,6 +6,7 @@ import typer
 
 from kvtierd.cli import common
 from kvtierd.cli.apply import apply, reload
+from kvtierd.cli.cluster import pause, peers, promote, resume, switchover
 from kvtierd.cli.conf import conf_app
 from kvtierd.cli.demo import demo
 from kvtierd.cli.events import events
@@ -51,6 +52,11 @@ for verb in (
     inventory,
     hugepages,
     purge,
+    peers,
+    switchover,
+    promote,
+    pause,
+    resume,
     plugins,
     demo,
     version,

@@ -38,14 +38,14 @@ class EndpointSeen:
         target: The node whose MetaService it relays to; "" for none.
         mode: "serve", "quiesce", "recover".
         admission: "all" or "survivors".
-        life: The MetaService process it reaches; 0 for none.
+        life: The MetaService process it reaches; "" for none.
     """
 
     epoch: int = 0
     target: str = ""
     mode: str = "serve"
     admission: str = "all"
-    life: int = 0
+    life: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class Publish:
 
     epoch: int
     tier_state: str
-    served_life: int
+    served_life: str
 
 
 Duty = ArmGuard | KillMeta | WantMeta | RestMeta | PointEndpoint | OpenEndpoint | Publish
@@ -160,7 +160,7 @@ def _of_the_master(seen: Seen) -> list[Duty]:
     return found
 
 
-def _served_life(seen: Seen) -> int:
+def _served_life(seen: Seen) -> str:
     """The MetaService process that the keeper has opened; the keeper looks through the endpoint's eyes too."""
     endpoint = seen.endpoint
     opened = (
@@ -170,7 +170,7 @@ def _served_life(seen: Seen) -> int:
         and endpoint.mode == "serve"
         and endpoint.admission == "all"
     )
-    return endpoint.life if opened and endpoint is not None else 0
+    return endpoint.life if opened and endpoint is not None else ""
 
 
 def _of_the_others(seen: Seen) -> list[Duty]:
@@ -188,7 +188,7 @@ def _of_the_others(seen: Seen) -> list[Duty]:
     elif (
         view.epoch == endpoint.epoch
         and (endpoint.mode == "recover" or endpoint.admission == "survivors")
-        and view.served_life == endpoint.life != 0
+        and view.served_life == endpoint.life != ""
     ):
         found.append(OpenEndpoint())
     return found

@@ -39,7 +39,7 @@ class ClusterView:
     since_unix_seconds: float = 0.0
     why: str = ""
     tier_state: str = "down"
-    served_life: int = 0
+    served_life: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

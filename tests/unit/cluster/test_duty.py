@@ -94,23 +94,23 @@ def test_an_endpoint_that_was_started_anew_is_pointed_again() -> None:
 
 
 def test_a_follower_s_endpoint_is_opened_for_the_process_that_the_master_has_opened() -> None:
-    held = EndpointSeen(epoch=7, target="c", mode="recover", admission="survivors", life=40)
+    held = EndpointSeen(epoch=7, target="c", mode="recover", admission="survivors", life="40")
     for view, opened in (
-        (ClusterView(epoch=7, master="c", served_life=40), True),
-        (ClusterView(epoch=7, master="c", served_life=39), False),  # the process before this one
-        (ClusterView(epoch=7, master="c", served_life=0), False),
-        (ClusterView(epoch=6, master="c", served_life=40), False),
+        (ClusterView(epoch=7, master="c", served_life="40"), True),
+        (ClusterView(epoch=7, master="c", served_life="39"), False),  # the process before this one
+        (ClusterView(epoch=7, master="c", served_life=""), False),
+        (ClusterView(epoch=6, master="c", served_life="40"), False),
     ):
         assert bool(of(OpenEndpoint, duties(seen(FOLLOWER, view=view, endpoint=held)))) is opened
-    gone = dataclasses.replace(held, life=0)
-    view = ClusterView(epoch=7, master="c", served_life=0)
+    gone = dataclasses.replace(held, life="")
+    view = ClusterView(epoch=7, master="c", served_life="")
     assert not of(OpenEndpoint, duties(seen(FOLLOWER, view=view, endpoint=gone)))
 
 
 def test_a_master_says_which_process_is_open_only_when_it_is() -> None:
-    endpoint = EndpointSeen(epoch=5, target="a", life=9)
+    endpoint = EndpointSeen(epoch=5, target="a", life="9")
     assert duties(seen(endpoint=endpoint, tier_serving=True, tier_state="joinable"))[-1] == Publish(
-        5, "joinable", 9
+        5, "joinable", "9"
     )
     for closed in (
         seen(endpoint=endpoint, tier_serving=False),
@@ -120,7 +120,7 @@ def test_a_master_says_which_process_is_open_only_when_it_is() -> None:
         seen(endpoint=None, tier_serving=True),
     ):
         (told,) = of(Publish, duties(closed))
-        assert told.served_life == 0  # type: ignore[attr-defined]
+        assert told.served_life == ""  # type: ignore[attr-defined]
 
 
 def test_while_mastership_is_handed_over_nothing_starts_here() -> None:
@@ -129,9 +129,10 @@ def test_while_mastership_is_handed_over_nothing_starts_here() -> None:
     assert not of(PointEndpoint, found)
 
 
+lives = ["", "1", "2"]
 roles = st.sampled_from(["master", "follower", "unknown"])
 views = st.none() | st.builds(
-    ClusterView, epoch=st.integers(0, 9), master=st.sampled_from("abc"), served_life=st.integers(0, 3)
+    ClusterView, epoch=st.integers(0, 9), master=st.sampled_from("abc"), served_life=st.sampled_from(lives)
 )
 endpoints = st.none() | st.builds(
     EndpointSeen,
@@ -139,7 +140,7 @@ endpoints = st.none() | st.builds(
     target=st.sampled_from(["", "a", "b", "c"]),
     mode=st.sampled_from(["serve", "quiesce", "recover"]),
     admission=st.sampled_from(["all", "survivors"]),
-    life=st.integers(0, 3),
+    life=st.sampled_from(lives),
 )
 anything = st.builds(
     Seen,
@@ -184,5 +185,5 @@ def test_whatever_is_seen(what: Seen) -> None:
     if of(OpenEndpoint, found):
         assert what.view is not None
         assert what.endpoint is not None
-        assert what.endpoint.life == what.view.served_life != 0
+        assert what.endpoint.life == what.view.served_life != ""
         assert what.endpoint.epoch == what.view.epoch

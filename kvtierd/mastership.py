@@ -1,0 +1,245 @@
+"""The cluster's part of the daemon's loop: what this node is, and what follows from it for units, endpoint and peers.
+
+The decisions are in ``cluster.duty``; here they are carried out. A node without a cluster has none of this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from kvtierd.cluster.duty import (
+    ArmGuard,
+    Duty,
+    EndpointSeen,
+    KillMeta,
+    MetaSeen,
+    OpenEndpoint,
+    PointEndpoint,
+    Publish,
+    RestMeta,
+    Seen,
+    WantMeta,
+    duties,
+)
+from kvtierd.cluster.standing import ClusterView, Coordinator, Standing
+from kvtierd.errors import KvtierError
+from kvtierd.node import Node
+from kvtierd.plan.units import LEASE_FILE, META_ID
+from kvtierd.units.guard_file import now_seconds, write_deadline
+
+
+class Board(Protocol):
+    """Where the newest view is, this node's own or another's."""
+
+    @property
+    def newest(self) -> ClusterView | None:
+        """The newest view."""
+        ...
+
+    def publish(self, view: ClusterView) -> bool:
+        """Posts this node's own view."""
+        ...
+
+    def withdraw(self) -> None:
+        """This node is not the master any more."""
+        ...
+
+
+class Mastership:
+    """One node's part in its cluster.
+
+    Args:
+        node: The running node.
+        coordinator: Who says who is the master.
+        board: The views.
+    """
+
+    def __init__(self, node: Node, coordinator: Coordinator, board: Board) -> None:
+        self._node = node
+        self.coordinator = coordinator
+        self.board = board
+        self.handing_over = False
+        self._lease_file = str(node.runtime / LEASE_FILE)
+        self._armed_until_seconds = 0.0
+        self._told: Standing | None = None
+        self._since_unix_seconds = 0.0
+        self._problem = ""
+
+    @property
+    def is_master(self) -> bool:
+        """This node is the master now; a lease that has ended counts as none."""
+        standing = self.coordinator.standing
+        return standing.role == "master" and now_seconds() < standing.until_seconds
+
+    @property
+    def master(self) -> str:
+        """The master's name, as far as this node knows."""
+        standing, view = self.coordinator.standing, self.board.newest
+        if standing.role == "master":
+            return self._name
+        return view.master if view is not None and view.epoch >= standing.epoch else standing.master
+
+    @property
+    def _name(self) -> str:
+        return self._node.plan.node if self._node.plan is not None else ""
+
+    async def round(self) -> None:
+        """Does what is due. Never raises for something that the next round may mend."""
+        self._tell_of_changes()
+        for duty in duties(self._look()):
+            try:
+                await self._carry_out(duty)
+            except (KvtierError, OSError) as error:
+                self._trouble(f"{type(duty).__name__}: {error}")
+                return
+        self._trouble("")
+
+    # -- looking
+
+    def _look(self) -> Seen:
+        node = self._node
+        meta = node.view(META_ID)
+        keeper = node.keeper
+        return Seen(
+            now_seconds=now_seconds(),
+            node=self._name,
+            standing=self.coordinator.standing,
+            view=self.board.newest,
+            meta=MetaSeen(
+                running=meta is not None and meta.pid is not None,
+                ready=meta is not None and meta.state == "ready",
+            ),
+            endpoint=_endpoint_seen(node.endpoint_status, self._name),
+            tier_state=keeper.view.state if keeper is not None else "down",
+            tier_serving=keeper is not None
+            and keeper.view.phase == "serving"
+            and keeper.view.state == "joinable",
+            armed_until_seconds=self._armed_until_seconds,
+            handing_over=self.handing_over,
+        )
+
+    def _tell_of_changes(self) -> None:
+        standing = self.coordinator.standing
+        before, self._told = self._told, standing
+        if before is not None and (before.role, before.epoch, before.master) == (
+            standing.role,
+            standing.epoch,
+            standing.master,
+        ):
+            return
+        node = self._node
+        if standing.role == "master":
+            self._since_unix_seconds = time.time()
+            node.events.add(
+                "info", "cluster.master", f"this node is the master, epoch {standing.epoch}: {standing.why}"
+            )
+        elif before is not None and before.role == "master":
+            self.board.withdraw()
+            node.events.add(
+                "warning", "cluster.not-master", f"this node is not the master any more: {standing.why}"
+            )
+        elif standing.role == "unknown":
+            if before is not None:
+                node.events.add(
+                    "warning", "cluster.unknown", f"who is the master is not known: {standing.why}"
+                )
+        elif standing.master:
+            node.events.add(
+                "info", "cluster.follows", f"{standing.master} is the master, epoch {standing.epoch}"
+            )
+
+    # -- doing
+
+    async def _carry_out(self, duty: Duty) -> None:
+        node = self._node
+        match duty:
+            case ArmGuard(until_seconds):
+                if (
+                    node.plan is not None
+                    and (meta := node.plan.unit(META_ID)) is not None
+                    and meta.guard_file
+                ):
+                    write_deadline(self._lease_file, until_seconds)
+                self._armed_until_seconds = until_seconds
+            case KillMeta(why):
+                node.events.add(
+                    "warning", "cluster.meta-killed", f"the MetaService is killed: {why}", unit=META_ID
+                )
+                self._disarm()
+                node.supervisor.set_resting(META_ID, why)
+                await node.supervisor.kill_now(META_ID)
+            case WantMeta():
+                node.supervisor.set_resting(META_ID, "")
+            case RestMeta(why):
+                node.supervisor.set_resting(META_ID, why)
+            case PointEndpoint(epoch, target):
+                await self._point(epoch, target)
+            case OpenEndpoint():
+                if node.endpoint is not None:
+                    await node.endpoint.serve()
+                    await node.endpoint.admit("all")
+            case Publish():
+                self._publish(duty)
+
+    def _disarm(self) -> None:
+        self._armed_until_seconds = 0.0
+        if Path(self._lease_file).exists():
+            write_deadline(self._lease_file, 0.0)
+
+    async def _point(self, epoch: int, target: str) -> None:
+        node = self._node
+        if node.endpoint is None or node.plan is None or node.plan.meta is None:
+            return
+        if target == self._name:
+            meta = node.plan.meta
+            where = {
+                "meta": meta.server_meta_url.removeprefix("tcp://"),
+                "config_store": meta.server_config_store_url.removeprefix("tcp://"),
+            }
+        else:
+            where = {"peer": target}
+        await node.endpoint.set_target(where, epoch=epoch)
+        node.endpoint_status = await node.endpoint.status()
+        node.events.add("info", "cluster.endpoint", f"the endpoint relays to {target}, epoch {epoch}")
+
+    def _publish(self, duty: Publish) -> None:
+        plan = self._node.plan
+        standing = self.coordinator.standing
+        if plan is None or plan.meta is None:
+            return
+        address = next((p.address for p in self._node.settings.cluster.peers if p.name == plan.node), "")
+        self.board.publish(
+            ClusterView(
+                epoch=duty.epoch,
+                master=plan.node,
+                address=address,
+                meta_service_url=plan.meta.client_meta_url,
+                config_store_url=plan.meta.client_config_store_url,
+                since_unix_seconds=self._since_unix_seconds,
+                why=standing.why,
+                tier_state=duty.tier_state,
+                served_life=duty.served_life,
+            )
+        )
+
+    def _trouble(self, text: str) -> None:
+        if text and text != self._problem:
+            self._node.events.add("error", "cluster.trouble", text)
+        self._problem = text
+
+
+def _endpoint_seen(status: Mapping[str, Any] | None, node: str) -> EndpointSeen | None:
+    """The endpoint's status as the duties need it; an endpoint of before epochs is none."""
+    if status is None or status.get("protocol", 1) < 2:
+        return None
+    target = status["target"]
+    return EndpointSeen(
+        epoch=max(int(status["epoch"]), int(status["epoch_seen"])),
+        target="" if target is None or int(status["epoch"]) == 0 else str(target.get("peer", node)),
+        mode=str(status["mode"]),
+        admission=str(status["admission"]),
+        life=str(status["backend"]["life"] or ""),
+    )
