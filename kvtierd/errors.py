@@ -109,6 +109,12 @@ class EmulatorError(KvtierError):
     code = "emulator"
 
 
+class ClusterError(KvtierError):
+    """The cluster's settings are not safe, or what was asked of it is not possible now."""
+
+    code = "cluster"
+
+
 class StateError(KvtierError):
     """The state directory cannot be used (locked, full, damaged)."""
 

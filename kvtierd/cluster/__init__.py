@@ -1,0 +1,1 @@
+"""Several hosts, one master: the election, its durable memory, and what drives it."""
