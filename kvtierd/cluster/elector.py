@@ -108,10 +108,10 @@ class Elector:
         """Takes a message into account, which may be late, doubled or not meant for this cluster at all."""
         effects = self._begin(now_seconds)
         config = self.config
-        if message.digest != config.digest or message.cluster != config.cluster:
-            self._mismatch(message, effects)
-        elif message.sender == config.node:
+        if message.sender == config.node:
             pass
+        elif message.digest != config.digest or message.cluster != config.cluster:
+            self._mismatch(message, effects)
         elif isinstance(message, Request):
             self._on_request(message, now_seconds, effects)
         elif isinstance(message, Grant):
@@ -171,6 +171,8 @@ class Elector:
         else:
             epoch = state.epoch if state is not None else 0
             master, remaining_seconds = self.voter.master(now_seconds)
+            if master == self.config.node:  # its own vote does not make it the master
+                master, remaining_seconds = "", 0.0
         words = {voter: in_words(refusal) for voter, refusal in candidate.refusals.items()}
         return ElectorView(
             candidate.role, epoch, master, remaining_seconds, self._why_not(now_seconds), words
@@ -179,7 +181,9 @@ class Elector:
     # -- inside
 
     def _begin(self, now_seconds: float) -> list[Effect]:
-        effects, self._first_effects = self._first_effects, []
+        effects: list[Effect] = []
+        if self._first_effects:
+            effects, self._first_effects = self._first_effects, effects
         self.candidate.expire(now_seconds, effects)
         return effects
 
