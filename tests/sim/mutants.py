@@ -284,9 +284,8 @@ def handed_over_while_serving(stack, _):
     def make(real):
         def rare(self, effect):
             if isinstance(effect, LeaseLost) and effect.why.startswith(("handed", "given")):
-                epoch = self.epoch
                 self.wanted = False
-                self.world.at(self.world.now + 1.5, self.kill, epoch)
+                self.world.at(self.world.now + 1.5, self.kill, self.meta_run)
             else:
                 real(self, effect)
 

@@ -137,6 +137,7 @@ class Node:
         self.guard_until = -math.inf
         self.serve_after = 0.0
         self.wanted = False
+        self.meta_run = 0
         world.nodes[self.name] = self
 
     # -- the clock
@@ -320,7 +321,7 @@ class Node:
             self.wanted = False
             if self.name in self.world.serving:
                 killed_at = self.world.now + 0.5 * self.world.draw()
-                self.world.at(killed_at, self.kill, self.world.serving[self.name])
+                self.world.at(killed_at, self.kill, self.meta_run)
 
     def _mishap(self, rest: list[Effect]) -> None:
         world = self.world
@@ -344,6 +345,7 @@ class Node:
         if self.world.serving.get(self.name) == epoch:
             return
         self.end_meta()  # of an earlier term of this same node
+        self.meta_run += 1
         self.world.serves(self, epoch)
         self.watch()
 
@@ -359,10 +361,11 @@ class Node:
             return
         late = 1.0 if self.world.draw() < 0.5 else self.world.draw()
         after = late * self.config.kill_margin_seconds / self.rate
-        self.world.at(self.world.now + after * 0.999999, self.kill, self.world.serving[self.name])
+        self.world.at(self.world.now + after * 0.999999, self.kill, self.meta_run)
 
-    def kill(self, epoch: int, _: object = None) -> None:
-        if self.world.serving.get(self.name) == epoch:
+    def kill(self, meta_run: int, _: object = None) -> None:
+        """Kills that very process, under whatever epoch it serves by now."""
+        if self.meta_run == meta_run:
             self.end_meta()
 
 
