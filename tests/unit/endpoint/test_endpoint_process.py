@@ -37,7 +37,7 @@ def answer_of(frame: framing.Frame) -> int:
 
 
 class FakeMeta:
-    """Answers every lookup with a hit. ``frozen``: accepts and says nothing."""
+    """Answers every lookup with a hit. ``frozen``: accepts, and answers only when it is not any more."""
 
     def __init__(self, meta_port: int, store_port: int) -> None:
         self.ports = meta_port, store_port
@@ -71,10 +71,13 @@ class FakeMeta:
         except OSError:
             return b""
 
+    async def _thawed(self) -> None:
+        while self.frozen:
+            await asyncio.sleep(0.01)
+
     async def _meta(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.writers.add(writer)
-        if self.frozen:
-            await asyncio.sleep(30)
+        await self._thawed()
         hello = await self._read(reader)
         if not hello.startswith(framing.HANDSHAKE_MAGIC):
             while hello:
@@ -87,8 +90,8 @@ class FakeMeta:
         while data or (data := await self._read(reader)):
             for frame in decoder.feed(data):
                 self.seen.append(frame.opcode)
-                if not self.frozen:
-                    writer.write(framing.error_answer(frame.opcode, frame.sequence, 1, 0))
+                await self._thawed()
+                writer.write(framing.error_answer(frame.opcode, frame.sequence, 1, 0))
             data = b""
         writer.close()
 
@@ -255,9 +258,14 @@ async def test_silence_is_noticed(rig: Rig) -> None:
     assert answer_of(await client.ask(exist(1))) == framing.RESULT_NOT_LINKED
     assert 0.3 < time.monotonic() - started < 0.8
     status = await rig.until(lambda s: not s["backend"]["reachable"])
-    assert status["mode"] == "serve"  # silent is not dead
+    assert (status["mode"], status["silent"]) == ("serve", 1)  # silent is not dead
+    assert answer_of(await client.ask(exist(2))) == framing.RESULT_NOT_FOUND  # at once
     rig.fake.frozen = False
-    await client.ended()
+    await rig.until(lambda s: s["backend"]["reachable"] and s["silent"] == 0)
+    assert answer_of(await client.ask(exist(3))) == 0  # on the same connection
+    status = await rig.control.status()
+    assert (status["survivors"], status["backend"]["deaths"]) == ({"expected": 1, "back": 1}, 0)
+    client.writer.close()
 
 
 async def test_quiesce_holds_then_serves(rig: Rig) -> None:

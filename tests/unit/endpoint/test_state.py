@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from kvtierd.endpoint.actions import Mode
 from kvtierd.endpoint.clients import Identity
-from kvtierd.endpoint.config import Address, Target
-from kvtierd.endpoint.link import Mode
 from kvtierd.endpoint.state import Admission, EndpointState
-from kvtierd.endpoint.statefile import load_state, save_state
+from kvtierd.endpoint.statefile import is_of_this_boot, read_state, save_state
+from kvtierd.endpoint.targets import Address, Target
 from kvtierd.errors import EndpointError
 
 TARGET = Target(Address("127.0.0.1", 15000), Address("127.0.0.1", 16000))
@@ -137,17 +137,20 @@ def test_a_damaged_state_is_refused_whole(damage: dict[str, object]) -> None:
 
 def test_state_file_round_trip_and_what_is_not_believed(tmp_path: Path) -> None:
     path = tmp_path / "endpoint.state"
-    assert load_state(path) is None
+    assert read_state(path) is None
     save_state(path, {"version": 1, "mode": "serve"})
-    loaded = load_state(path)
+    loaded = read_state(path)
     assert loaded is not None
     assert loaded["mode"] == "serve"
+    assert is_of_this_boot(loaded)
     assert [p.name for p in tmp_path.iterdir()] == ["endpoint.state"]
     path.write_text(path.read_text().replace(loaded["boot_id"], "another boot"))
-    assert load_state(path) is None
+    of_another_boot = read_state(path)
+    assert of_another_boot is not None
+    assert not is_of_this_boot(of_another_boot)
     for text in ("", "{", "[]", '{"version": 2}', "[" * 100_000):
         path.write_text(text)
-        assert load_state(path) is None
+        assert read_state(path) is None
 
 
 def test_a_state_file_that_cannot_be_written_is_an_error_with_a_hint(tmp_path: Path) -> None:
