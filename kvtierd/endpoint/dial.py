@@ -49,11 +49,8 @@ class MetaGoneError(ConnectionRefusedError):
     """Nobody listens where the MetaService should be: said by the kernel, or by the master's endpoint."""
 
 
-def tune(transport: asyncio.BaseTransport, hop_seconds: float) -> None:
+def tune(hop_socket: socket.socket, hop_seconds: float) -> None:
     """Makes a silent hop break after that time. What the kernel does not know is left out."""
-    hop_socket = cast("socket.socket | None", transport.get_extra_info("socket"))
-    if hop_socket is None:
-        return
     keep_alives = max(1, int(hop_seconds))
     for level, option, value in (
         (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -186,7 +183,7 @@ class Dialer:
         except OSError as error:
             why = refusal_of(error) if isinstance(error, ssl.SSLError) else error.strerror or str(error)
             raise self._failed(peer, why) from error
-        tune(asker.transport, self.config.hop_seconds)
+        tune(asker.transport.get_extra_info("socket"), self.config.hop_seconds)
         if self._certificates is not None:
             certificate = asker.transport.get_extra_info("ssl_object").getpeercert()
             if not names.speaks_for(names.dns_names(certificate), peer.name, self.config.cluster):
@@ -204,7 +201,11 @@ class Dialer:
             raise
         except OSError as error:
             # With TLS 1.3 the other side looks at our certificate when our side of the handshake is over already.
-            why = refusal_of(error) if isinstance(error, ssl.SSLError) else "closed without an answer"
+            why = (
+                refusal_of(error)
+                if isinstance(error, ssl.SSLError)
+                else "closed without an answer; its log says why"
+            )
             raise self._failed(peer, why) from error
         if answer.verdict == Verdict.ACCEPTED:
             return answer

@@ -264,6 +264,11 @@ class Doorman:
         if generation != self._state.generation:
             server.abort()
             return None
+        if answer is not None and answer.life != self._state.backend.life:
+            server.abort()  # another MetaService than the one known here: that is to be noticed first
+            self._watcher.doubt()
+            await asyncio.sleep(RETRY_SECONDS)
+            return None
         return server, answer
 
     def _note_era(self, client: ClientProcess, port: Port, answer: Answer | None) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import logging
+import socket
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -28,12 +29,12 @@ from kvtierd.endpoint.door import Refused, read_handshake
 from kvtierd.endpoint.hop import ALPN, HELLO_BYTES, Answer, Hello, HopProtocolError, Port, Verdict
 from kvtierd.endpoint.identity import is_alive
 from kvtierd.endpoint.link import Link
-from kvtierd.endpoint.listeners import BACKLOG, bind
+from kvtierd.endpoint.listeners import bind
 from kvtierd.endpoint.peers import PeerRow, Refusals, row_dict
 from kvtierd.endpoint.pump import ClientConnection, Receiver, ServerConnection
 from kvtierd.endpoint.relay import MetaConnection
 from kvtierd.endpoint.state import Admission, EndpointState
-from kvtierd.endpoint.targets import Target
+from kvtierd.endpoint.targets import Address, Target
 from kvtierd.endpoint.watcher import BackendWatcher
 from kvtierd.errors import EndpointError
 from kvtierd.memcache import framing
@@ -58,20 +59,16 @@ class _Refusal(Exception):  # noqa: N818
 class _Doorstep(Receiver):
     """A connection that has not said who it is."""
 
-    def __init__(self, arrived: Callable[[_Doorstep], None]) -> None:
-        self._arrived = arrived
+    def __init__(self, host: str) -> None:
+        self.host = host
         self.transport = cast("asyncio.Transport", None)
         self.received = bytearray()
-        self.host = "?"
         self.news = asyncio.Event()
-        self.lost = False
+        self.connected = self.lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        address = transport.get_extra_info("peername")
-        self.host = str(address[0]) if address else "?"
-        self.transport.pause_reading()  # a byte that arrives before TLS begins would be lost
-        self._arrived(self)
+        self.connected = True
 
     def data_received(self, data: bytes) -> None:
         self.received += data
@@ -173,41 +170,46 @@ class PeerGate:
         )
         self._rows: dict[str, PeerRow] = {}
         self._refusals = Refusals()
-        self._server: asyncio.Server | None = None
         self._listen_error = "" if config.peer_listen is None else "not tried yet"
         self._unknown: dict[_Doorstep, asyncio.Task[None]] = {}
         self.links: set[InboundMeta | InboundStore] = set()
 
     # -- life ------------------------------------------------------------------------------------
 
-    async def listen(self) -> None:
-        """Binds ``peer_listen``, again and again until it succeeds: the node's address may come late."""
+    async def run(self) -> None:
+        """Takes links until it is cancelled."""
         if self.config.peer_listen is None:
             return
         loop = asyncio.get_running_loop()
+        with await self._bind(self.config.peer_listen) as listener:
+            while True:
+                try:
+                    accepted, address = await loop.sock_accept(listener)
+                except OSError as error:  # no descriptors left, or the connection was gone already
+                    _log.warning("cannot accept a link from a peer: %s", error)
+                    await asyncio.sleep(LISTEN_AGAIN_SECONDS / 10)
+                    continue
+                self._arrived(accepted, str(address[0]))
+
+    async def _bind(self, address: Address) -> socket.socket:
+        """Tries again and again: the node's address may come late."""
         while True:
             try:
-                listener = bind(self.config.peer_listen)
+                listener = bind(address)
             except EndpointError as error:
                 if self._listen_error != error.message:
                     _log.warning("no links from peers: %s", error.message)
                 self._listen_error = error.message
                 await asyncio.sleep(LISTEN_AGAIN_SECONDS)
-                continue
-            self._listen_error = ""
-            self._server = await loop.create_server(
-                lambda: _Doorstep(self._arrived), sock=listener, backlog=BACKLOG
-            )
-            _log.info("listening for peers on %s", self.config.peer_listen)
-            return
+            else:
+                self._listen_error = ""
+                _log.info("listening for peers on %s", address)
+                return listener
 
     def close(self) -> None:
-        """No more links; the ones there are end."""
-        if self._server is not None:
-            self._server.close()
-        for doorstep, task in list(self._unknown.items()):
+        """The links there are end."""
+        for task in list(self._unknown.values()):
             task.cancel()
-            doorstep.transport.abort()
         self.drop()
 
     def drop(self, *, only: str | None = None) -> int:
@@ -226,22 +228,22 @@ class PeerGate:
 
     # -- the door --------------------------------------------------------------------------------
 
-    def _arrived(self, doorstep: _Doorstep) -> None:
-        same_host = sum(other.host == doorstep.host for other in self._unknown)
+    def _arrived(self, accepted: socket.socket, host: str) -> None:
+        doorstep = _Doorstep(host)
+        same_host = sum(other.host == host for other in self._unknown)
         if len(self._unknown) >= MAX_UNKNOWN or same_host >= MAX_UNKNOWN_PER_HOST:
             self._refused("crowded", "", doorstep)
-            doorstep.transport.abort()
+            accepted.close()
             return
-        task = asyncio.create_task(self._let_in(doorstep))
+        task = asyncio.create_task(self._let_in(accepted, doorstep))
         self._unknown[doorstep] = task
         task.add_done_callback(lambda _: self._unknown.pop(doorstep, None))
 
-    async def _let_in(self, doorstep: _Doorstep) -> None:
+    async def _let_in(self, accepted: socket.socket, doorstep: _Doorstep) -> None:
         peer = ""
-        connection: InboundMeta | InboundStore | None = None
         try:
             async with asyncio.timeout(self.config.handshake_seconds):
-                await self._secure(doorstep)
+                await self._secure(accepted, doorstep)
                 hello = await doorstep.hello()
             peer = self._identify(doorstep, hello)
             await self._judge(hello)
@@ -254,33 +256,36 @@ class PeerGate:
                 seen = self._state.epochs.seen
                 doorstep.transport.write(Answer(refusal.verdict, seen).encode())
             doorstep.transport.close()
-        except (OSError, EndpointError) as error:
-            reason = "no-tls" if isinstance(error, EndpointError) else refusal_of(error)
-            self._refused(reason, peer, doorstep)
-            doorstep.transport.abort()
-        except Exception:  # noqa: BLE001 - one peer's trouble must not be everyone's
-            _log.exception("a link from a peer could not be let in")
-            doorstep.transport.abort()
+        except BaseException as error:
+            if doorstep.connected:
+                doorstep.transport.abort()
+            else:
+                accepted.close()
+            if isinstance(error, OSError | EndpointError):
+                self._refused(
+                    "no-tls" if isinstance(error, EndpointError) else refusal_of(error), peer, doorstep
+                )
+            elif isinstance(error, Exception):  # one peer's trouble must not be everyone's
+                _log.exception("a link from a peer could not be let in")
+            else:
+                raise
 
-    async def _secure(self, doorstep: _Doorstep) -> None:
-        tune(doorstep.transport, self.config.hop_seconds)
-        if self._certificates is None:
-            doorstep.transport.resume_reading()
-            return
+    async def _secure(self, accepted: socket.socket, doorstep: _Doorstep) -> None:
+        """TLS, with whoever it is. Raises ``OSError`` (``SSLError``), ``EndpointError`` without certificates."""
+        extra: dict[str, Any] = {}
+        if self._certificates is not None:
+            extra = {
+                "ssl": self._certificates.server(),
+                "ssl_handshake_timeout": self.config.handshake_seconds,
+                "ssl_shutdown_timeout": SHUTDOWN_SECONDS,
+            }
+        tune(accepted, self.config.hop_seconds)
         loop = asyncio.get_running_loop()
-        transport = await loop.start_tls(
-            doorstep.transport,
-            doorstep,
-            self._certificates.server(),
-            server_side=True,
-            ssl_handshake_timeout=self.config.handshake_seconds,
-            ssl_shutdown_timeout=SHUTDOWN_SECONDS,
-        )
-        if transport is None:
-            raise _Refusal("hung-up")
-        doorstep.transport = transport
-        if transport.get_extra_info("ssl_object").selected_alpn_protocol() != ALPN:
-            raise _Refusal("not-hop")
+        await loop.connect_accepted_socket(lambda: doorstep, accepted, **extra)
+        if self._certificates is not None:
+            tls = doorstep.transport.get_extra_info("ssl_object")
+            if tls.selected_alpn_protocol() != ALPN:
+                raise _Refusal("not-hop")
 
     def _identify(self, doorstep: _Doorstep, hello: Hello) -> str:
         """The peer's name, when the hello, the list and the certificate agree."""

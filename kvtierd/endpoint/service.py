@@ -99,7 +99,7 @@ class EndpointService:
             asyncio.create_task(self._saver.run(), name="saver"),
             asyncio.create_task(self._stopping.wait(), name="stop"),
         ]
-        listening = asyncio.create_task(self.gate.listen(), name="peers")
+        listening = asyncio.create_task(self.gate.run(), name="peers")
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
