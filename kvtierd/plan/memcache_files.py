@@ -132,4 +132,29 @@ class MemcacheConf:
             "state_file": f"{self.settings.paths.runtime}/endpoint-state.json",
             "purge_on_unclean": self.settings.pool.purge_on_unclean,
         }
+        if self.settings.cluster.mode != "standalone":
+            config |= self._between_nodes()
         return json.dumps(config, indent=2) + "\n"
+
+    def _between_nodes(self) -> dict[str, Any]:
+        """Who the other nodes' endpoints are. Which of them is the master's, the daemon says when it knows."""
+        cluster = self.settings.cluster
+        tls = {"ca": cluster.tls.ca, "cert": cluster.tls.cert, "key": cluster.tls.key}
+        return {
+            "target": None,
+            "cluster": cluster.name,
+            "node": self.node,
+            "peer_listen": _host_port(node_address(cluster, self.node), cluster.endpoint_port),
+            "peers": [
+                {"name": p.name, "address": _host_port(p.address, cluster.endpoint_port)}
+                for p in cluster.nodes
+            ],
+            "tls": None if cluster.insecure else tls,
+            "insecure": cluster.insecure,
+            # The highest epoch must outlive a reboot.
+            "state_file": f"{self.settings.paths.state}/endpoint-state.json",
+        }
+
+
+def _host_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

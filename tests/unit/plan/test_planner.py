@@ -572,8 +572,13 @@ def test_behind_relaying_endpoints_every_node_is_ready_to_become_the_master():
         for master in (None, "a", "c")
     }
     assert all(made.refusals == () for made in plans.values())
-    digests = {tuple((u.id, u.digest) for u in made.units) for made in plans.values()}
-    assert len(digests) == 1, "a change of master changes no unit"
+    for node in ("a", "b"):
+        units = [[(u.id, u.digest) for u in plans[node, master].units] for master in (None, "a", "c")]
+        assert units[0] == units[1] == units[2], "a change of master changes no unit"
+    endpoint = json.loads(file(plans["b", None], "endpoint.json"))
+    assert (endpoint["node"], endpoint["peer_listen"], endpoint["target"]) == ("b", "10.0.0.2:5501", None)
+    assert [p["address"] for p in endpoint["peers"]] == ["10.0.0.1:5501", "10.0.0.2:5501", "10.0.0.3:5501"]
+    assert endpoint["tls"]["key"] == "/etc/kvtierd/tls/node.key"
     made = plans["a", None]
     meta = made.unit("kvtier-meta-main")
     assert meta is not None
