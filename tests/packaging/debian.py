@@ -16,6 +16,9 @@ SUITE = "bookworm"
 # What a host has anyway; systemd for sysusers and systemctl, which work without a running one.
 PACKAGES = f"python3,python3.{sys.version_info.minor},systemd,passwd,procps,python3-pip,libcap2-bin"
 IMAGE_VERSION = 1  # one more when PACKAGES change
+# An image for containers: no systemd, and what docker mounts into it (its init).
+CONTAINER_PACKAGES = f"python3,python3.{sys.version_info.minor},passwd,tini"
+CONTAINER_IMAGE = f"container-{SUITE}-1"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 # Docker's default set of capabilities.
 CONTAINER_CAPABILITIES = (
@@ -55,8 +58,8 @@ def build_packages(out: Path, *arguments: str) -> list[Path]:
     return sorted(out.iterdir())
 
 
-def debian_image() -> Path:
-    """The archive, made once and kept in the user's cache directory.
+def debian_image(name: str = f"{SUITE}-{IMAGE_VERSION}", packages: str = PACKAGES) -> Path:
+    """The archive, made once and kept in the user's cache directory. A name stands for one choice of packages.
 
     Raises:
         CannotHaveError: a tool is missing, or no package archive can be reached.
@@ -70,11 +73,11 @@ def debian_image() -> Path:
     for tool in ("mmdebstrap", "unshare", "pivot_root"):
         if shutil.which(tool) is None:
             raise CannotHaveError(f"{tool} is missing: apt-get install mmdebstrap util-linux")
-    path = Path(platformdirs.user_cache_dir("kvtierd")) / "packaging" / f"{SUITE}-{IMAGE_VERSION}.tar"
+    path = Path(platformdirs.user_cache_dir("kvtierd")) / "packaging" / f"{name}.tar"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.tar")
-        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(part)]
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", SUITE, str(part)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             part.unlink(missing_ok=True)
