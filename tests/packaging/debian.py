@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,15 @@ pivot_root . mnt
 umount -l mnt
 exec chroot . "$@"
 """
+
+
+def commands(mark: str) -> list[str]:
+    """What root types in one example of docs/install.md: the one behind the comment with this mark."""
+    text = (ROOT / "docs/install.md").read_text()
+    block = re.search(rf"<!-- tested: {mark} -->\n```console\n(.*?)```", text, re.DOTALL)
+    assert block is not None, mark
+    lines = block[1].replace("\\\n", " ").splitlines()
+    return [line[2:] for line in lines if line.startswith("# ")]
 
 
 class CannotHaveError(Exception):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import shlex
 import shutil
 import time
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 from container import MIB, Container, Run, check_runc, parse, running
-from debian import CONTAINER_IMAGE, CONTAINER_PACKAGES, ROOT, CannotHaveError, Debian, debian_image
+from debian import CONTAINER_IMAGE, CONTAINER_PACKAGES, CannotHaveError, Debian, commands, debian_image
 from test_build import deb
 
 from kvtierd.emulator.build import ensure_driver
@@ -69,13 +68,12 @@ def fresh(rootfs: Path) -> Path:
 
 def documented(host: Path, pool: str = "", **changes: Any) -> Run:
     """The command in docs/install.md, with settings for the emulation in its volumes below ``host``."""
-    text = (ROOT / "docs/install.md").read_text()
-    block = re.search(r"<!-- tested: container -->\n```console\n# docker run (.*?)\n# ", text, re.DOTALL)
-    assert block is not None
+    command, status_command = commands("container")
+    assert status_command == "docker exec kvtierd kvtierctl status"
     for directory in ("etc/kvtierd", "var/lib/kvtierd", "var/log/kvtierd"):
         (host / directory).mkdir(parents=True, exist_ok=True)
     (host / "etc/kvtierd/kvtierd.toml").write_text(SETTINGS.format(pool=pool))
-    run = parse(shlex.split(block[1].replace("\\\n", " ")), host)
+    run = parse(shlex.split(command.removeprefix("docker run ")), host)
     assert run.volumes["/etc/kvtierd"][1] == "ro"
     return dataclasses.replace(run, environment={"XDG_CACHE_HOME": "/srv/cache"}, **changes)
 
