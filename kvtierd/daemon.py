@@ -29,7 +29,7 @@ from kvtierd.engines.l3_switch import DetachedEngines
 from kvtierd.engines.proof import GenerationProof
 from kvtierd.engines.rolling import Member, next_to_restart
 from kvtierd.errors import KvtierError
-from kvtierd.events import EventLog
+from kvtierd.events import NO_PLAN_EVENT, EventLog
 from kvtierd.files import DirectoryLock
 from kvtierd.http_get import fetch_text
 from kvtierd.node import Node
@@ -147,10 +147,12 @@ class Daemon:
             await self._reload(False)
         except KvtierError as error:
             # Units that run go on under the plan in force; the operator sees what is wrong in status.
-            self.node.events.add("error", "daemon.no-plan", error.message)
+            self.node.events.add("error", NO_PLAN_EVENT, error.message)
         except Exception as error:
             log.exception("plan.failed")
-            self.node.problems = [f"internal error while planning: {type(error).__name__}: {error}"]
+            problem = f"internal error while planning: {type(error).__name__}: {error}"
+            self.node.problems = [problem]
+            self.node.events.add("error", NO_PLAN_EVENT, problem)
         finally:
             self.node.planned = True
 

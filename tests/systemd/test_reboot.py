@@ -10,12 +10,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from lab import OPEN_HUGEPAGES, CannotBootError, booted
-from test_installed import SETTINGS, Host, dists, prepare
+from installed import PAGES, SETTINGS, Host
+from lab import INSTALLING, OPEN_HUGEPAGES, CannotBootError, booted
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
-assert dists  # a fixture
-PAGES = 66  # the pool and a little
 HOST_PAGES = Path("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages")
 AT_BOOT = "open-hugepages.service"
 
@@ -24,17 +22,17 @@ AT_BOOT = "open-hugepages.service"
 def host(dists: tuple[Path, Path]) -> Iterator[Host]:
     before = HOST_PAGES.read_text()
     try:
-        with booted("reboot") as guest:
+        with booted("reboot", extra=INSTALLING) as guest:
             made = Host(guest, dists)
-            prepare(made)
+            made.install("this")
+            made.allow_emulation()
             (guest.shared / "open.sh").write_text(OPEN_HUGEPAGES)
             (guest.shared / AT_BOOT).write_text(
                 "[Unit]\nDefaultDependencies=no\nAfter=local-fs.target\nBefore=kvtierd-hugepages.service\n"
                 "[Service]\nType=oneshot\nExecStart=/bin/sh -e /usr/local/open.sh\n"
                 "[Install]\nWantedBy=multi-user.target\n"
             )
-            settings = SETTINGS.replace('dram = "128MiB"', f'dram = "128MiB"\nhugepages = {PAGES}')
-            (guest.shared / "kvtierd.toml").write_text(settings)
+            (guest.shared / "kvtierd.toml").write_text(SETTINGS)
             made.run("cp", "/mnt/kvtierd.toml", "/etc/kvtierd/kvtierd.toml")
             made.run("cp", "/mnt/open.sh", "/usr/local/open.sh")
             made.run("cp", f"/mnt/{AT_BOOT}", "/etc/systemd/system/")
@@ -90,5 +88,5 @@ def test_disabled_nothing_starts_and_the_removal_gives_the_pages_back(host: Host
     host.run("systemctl", "start", "kvtierd")
     host.pids()
     assert int(HOST_PAGES.read_text()) == pages + PAGES
-    host.run("dpkg", "--remove", "kvtierd-plugin-refengine", "kvtierd")
+    host.run("dpkg", "--remove", "kvtierd-plugin-vllm", "kvtierd-plugin-refengine", "kvtierd")
     assert int(HOST_PAGES.read_text()) == pages

@@ -129,6 +129,17 @@ def test_a_small_machine_can_say_what_it_spares():
     assert plan(lowered, inventory).refusals == ()
 
 
+def test_a_pool_in_shared_memory_has_to_fit_there():
+    settings = configured(node={"series": "emulated"}, pool={"dram": "256MiB", "host_reserve": "1GiB"})
+    assert plan(settings, host("emulated-small", shm_total_bytes=256 * MIB)).refusals == ()
+    (refusal,) = plan(settings, host("emulated-small", shm_total_bytes=64 * MIB)).refusals
+    assert refusal.code == "memory.shm"
+    assert "256 MiB do not fit into /dev/shm, which has 64 MiB" in refusal.message
+    assert "--shm-size" in refusal.hint
+    in_hugepages = configured(engine=[engine()])
+    assert "memory.shm" not in codes(plan(in_hugepages, host("a2-2cards", shm_total_bytes=64 * MIB)).refusals)
+
+
 def test_what_is_available_now_counts_too():
     made = plan(configured(engine=[engine()]), host("a2-2cards", memory_available_bytes=200 * GIB))
     assert "memory.busy-now" in codes(made.refusals)
