@@ -18,8 +18,9 @@ from typing import Any
 import psutil
 
 from kvtierd.endpoint.names import certificate_names, dns_names, speaks_for
-from kvtierd.errors import EndpointError
+from kvtierd.errors import ClusterError, EndpointError
 from kvtierd.settings import Settings
+from kvtierd.settings.model import TlsSettings
 
 EXPIRES_SOON_SECONDS = 30 * 86400.0
 _DAY_SECONDS = 86400.0
@@ -52,14 +53,32 @@ def own_name(settings: Settings) -> str:
     return next(by_address, socket.gethostname())
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class OwnCertificate:
+    """This node's certificate as another node sees it; ``ssl``'s form of certificates.
+
+    Attributes:
+        certificate: ``SSLSocket.getpeercert()``.
+        authorities: Those that are trusted, ``SSLContext.get_ca_certs()``.
+    """
+
+    certificate: dict[str, Any]
+    authorities: list[dict[str, Any]]
+
+    @property
+    def dns_names(self) -> tuple[str, ...]:
+        """The DNS names it carries."""
+        return dns_names(self.certificate)
+
+
 def check_identity(
     settings: Settings, *, node: str = "", now_unix_seconds: float | None = None
 ) -> list[IdentityProblem]:
     """Everything that is wrong with this node's certificate, worst first; nothing for a node that needs none.
 
     Args:
-        settings: Names the files; ``node``, when given, overrides what they say of this node's name.
-        node: This node.
+        settings: Name the files.
+        node: This node; by default what ``own_name`` finds.
         now_unix_seconds: Wall clock; by default the present.
     """
     cluster = settings.cluster
@@ -72,22 +91,31 @@ def check_identity(
     now = time.time() if now_unix_seconds is None else now_unix_seconds
     found = _exposed(tls.key)
     try:
-        server, client = _contexts(tls.ca, tls.cert, tls.key)
-    except _Unusable as unusable:
-        return [unusable.problem, *found]
-    try:
-        certificate = _shake_hands(server, client)
-    except ssl.SSLError as error:
-        return [_refused(error, tls.ca, tls.cert), *found]
-    found += _times(tls.cert, certificate, now)
-    found += _authority_times(tls.ca, certificate, client, now)
-    found += _names(tls.cert, certificate, node or own_name(settings), cluster.name)
+        own = read_identity(tls)
+    except ClusterError as error:
+        return [IdentityProblem(error.stable_code, error.message, error.hint), *found]
+    found += _times(tls.cert, own.certificate, now)
+    found += _authority_times(tls.ca, own, now)
+    found += _names(tls.cert, own, node or own_name(settings), cluster.name)
     return sorted(found, key=lambda problem: not problem.fatal)
 
 
-class _Unusable(Exception):  # noqa: N818
-    def __init__(self, problem: IdentityProblem) -> None:
-        self.problem = problem
+def read_identity(tls: TlsSettings) -> OwnCertificate:
+    """Shakes hands with itself. Whether the certificate is valid at this time is not looked at.
+
+    Raises:
+        ClusterError: ``certs.missing``, ``certs.unreadable``, ``certs.key-mismatch``, ``certs.wrong-ca``,
+            ``certs.purpose``, ``certs.weak``, ``certs.refused``.
+    """
+    for path in (tls.ca, tls.cert, tls.key):
+        if problem := _unreadable(path):
+            raise ClusterError(problem.message, hint=problem.hint, code=problem.code)
+    server, client = _contexts(tls)
+    try:
+        certificate = _shake_hands(server, client)
+    except ssl.SSLError as error:
+        raise _refused(error, tls) from None
+    return OwnCertificate(certificate, client.get_ca_certs())
 
 
 def _unreadable(path: str) -> IdentityProblem | None:
@@ -109,35 +137,39 @@ def _exposed(path: str) -> list[IdentityProblem]:
     return [IdentityProblem("certs.key-readable", message, f"chmod 600 {path}")]
 
 
-def _contexts(ca: str, certificate: str, key: str) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+def _contexts(tls: TlsSettings) -> tuple[ssl.SSLContext, ssl.SSLContext]:
     contexts = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     for context in contexts:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         context.verify_flags |= _IGNORE_TIME
         try:
-            context.load_verify_locations(cafile=ca)
+            context.load_verify_locations(cafile=tls.ca)
         except (ssl.SSLError, ValueError, OSError) as error:
-            raise _Unusable(
-                IdentityProblem("certs.unreadable", f"{ca} is not a certificate in PEM form: {_text(error)}")
+            raise ClusterError(
+                f"{tls.ca} is not a certificate in PEM form: {_text(error)}", code="certs.unreadable"
             ) from None
         try:
             # A password would be asked for on the terminal.
-            context.load_cert_chain(certificate, key, password=lambda: b"")
+            context.load_cert_chain(tls.cert, tls.key, password=lambda: b"")
         except (ssl.SSLError, ValueError, OSError) as error:
-            raise _Unusable(_no_pair(certificate, key, error)) from None
+            raise _no_pair(tls, error) from None
     return contexts
 
 
-def _no_pair(certificate: str, key: str, error: Exception) -> IdentityProblem:
-    if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
+def _no_pair(tls: TlsSettings, error: Exception) -> ClusterError:
+    reason = getattr(error, "reason", "")
+    if reason == "KEY_VALUES_MISMATCH":
         hint = "both are made by one kvtierctl certs issue; put the pair that belongs together there"
-        return IdentityProblem("certs.key-mismatch", f"{key} is not the key of {certificate}", hint)
-    if getattr(error, "reason", "") in {"EE_KEY_TOO_SMALL", "CA_MD_TOO_WEAK", "CA_KEY_TOO_SMALL"}:
-        return IdentityProblem("certs.weak", f"{certificate} is too weak for OpenSSL: {_text(error)}", _RENEW)
-    return IdentityProblem(
-        "certs.unreadable", f"{certificate} and {key} are not a certificate and its key in PEM form: {_text(error)}"
-    )  # fmt: skip
+        return ClusterError(f"{tls.key} is not the key of {tls.cert}", hint=hint, code="certs.key-mismatch")
+    if reason in {"EE_KEY_TOO_SMALL", "CA_MD_TOO_WEAK", "CA_KEY_TOO_SMALL"}:
+        return ClusterError(
+            f"{tls.cert} is too weak for OpenSSL: {_text(error)}", hint=_RENEW, code="certs.weak"
+        )
+    return ClusterError(
+        f"{tls.cert} and {tls.key} are not a certificate and its key in PEM form: {_text(error)}",
+        code="certs.unreadable",
+    )
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, Any]:
@@ -156,18 +188,19 @@ def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> dict[str, An
     return asks.getpeercert() or {}
 
 
-def _refused(error: ssl.SSLError, ca: str, certificate: str) -> IdentityProblem:
+def _refused(error: ssl.SSLError, tls: TlsSettings) -> ClusterError:
     code = getattr(error, "verify_code", 0)
     if code in _WRONG_CA:
-        return IdentityProblem(
-            "certs.wrong-ca",
-            f"{certificate} was not signed by {ca}",
-            "all nodes need the same ca.pem, and certificates that were issued with it",
+        return ClusterError(
+            f"{tls.cert} was not signed by {tls.ca}",
+            hint="all nodes need the same ca.pem, and certificates that were issued with it",
+            code="certs.wrong-ca",
         )
     if code == _WRONG_PURPOSE:
-        message = f"{certificate} is not for servers and clients both"
-        return IdentityProblem("certs.purpose", message, _RENEW)
-    return IdentityProblem("certs.refused", f"{certificate} would be refused: {_text(error)}", _RENEW)
+        return ClusterError(
+            f"{tls.cert} is not for servers and clients both", hint=_RENEW, code="certs.purpose"
+        )
+    return ClusterError(f"{tls.cert} would be refused: {_text(error)}", hint=_RENEW, code="certs.refused")
 
 
 def _times(path: str, certificate: dict[str, Any], now: float) -> list[IdentityProblem]:
@@ -183,11 +216,9 @@ def _times(path: str, certificate: dict[str, Any], now: float) -> list[IdentityP
     return []
 
 
-def _authority_times(
-    path: str, certificate: dict[str, Any], trusting: ssl.SSLContext, now: float
-) -> list[IdentityProblem]:
+def _authority_times(path: str, own: OwnCertificate, now: float) -> list[IdentityProblem]:
     """The authority that signed ours; others in the file may be on their way in or out."""
-    issuers = [a for a in trusting.get_ca_certs() if a.get("subject") == certificate.get("issuer")]
+    issuers = [a for a in own.authorities if a.get("subject") == own.certificate.get("issuer")]
     if not issuers:
         return []
     ends = max(_validity(issuer)[1] for issuer in issuers)
@@ -200,18 +231,17 @@ def _authority_times(
     return []
 
 
-def _names(path: str, certificate: dict[str, Any], node: str, cluster: str) -> list[IdentityProblem]:
-    carried = dns_names(certificate)
+def _names(path: str, own: OwnCertificate, node: str, cluster: str) -> list[IdentityProblem]:
     try:
         wanted = certificate_names(node, cluster)[1]
-        if speaks_for(carried, node, cluster):
+        if speaks_for(own.dns_names, node, cluster):
             return []
     except EndpointError as error:
         return [IdentityProblem("certs.name", error.message, error.hint)]
     return [
         IdentityProblem(
             "certs.name",
-            f"{path} is not {wanted}'s: its names are {', '.join(carried) or 'none'}",
+            f"{path} is not {wanted}'s: its names are {', '.join(own.dns_names) or 'none'}",
             "put this node's own certificate there",
         )
     ]
