@@ -77,7 +77,9 @@ class ClusterVerbs:
     def _peer(self, name: str, address: str, *, voter: bool, witness: bool) -> pb.Peer:
         assert self._part is not None
         network = self._part.network
-        shown = pb.Peer(name=name, address=address, voter=voter, witness=witness, this_node=name == network.node)
+        shown = pb.Peer(
+            name=name, address=address, voter=voter, witness=witness, this_node=name == network.node
+        )
         facts = network.facts() if shown.this_node else network.links[name].facts
         if facts is not None:
             shown.role, shown.epoch, shown.version = facts.role, facts.epoch, facts.version
@@ -143,7 +145,9 @@ class ClusterVerbs:
         if to not in peers or peers[to].witness or to == part.network.node:
             fit = [n for n, p in peers.items() if not p.witness and n != part.network.node]
             raise ClusterError(
-                f"{to!r} cannot become the master", hint=f"choose one of: {', '.join(fit)}", code="cluster.no-such-node"
+                f"{to!r} cannot become the master",
+                hint=f"choose one of: {', '.join(fit)}",
+                code="cluster.no-such-node",
             )
         if part.coordinator.mode == "lease" and not peers[to].voter:
             raise ClusterError(
@@ -155,10 +159,14 @@ class ClusterVerbs:
                 f"{to} does not answer: {part.network.contact(to).problem}", code="cluster.unreachable"
             )
         facts = part.network.links[to].facts
-        wrong = differences(part.network.facts(), facts) if facts is not None else ("it says nothing of itself",)
+        wrong = (
+            differences(part.network.facts(), facts) if facts is not None else ("it says nothing of itself",)
+        )
         wrong = tuple(text for text in wrong if not text.startswith("version "))
         if wrong:
-            raise ClusterError(f"{to} is not fit to become the master: {'; '.join(wrong)}", code="cluster.not-fit")
+            raise ClusterError(
+                f"{to} is not fit to become the master: {'; '.join(wrong)}", code="cluster.not-fit"
+            )
 
     async def promote(self, *, force: bool) -> pb.PeersReply:
         """Makes this node the master by an operator's word."""
@@ -188,7 +196,7 @@ class ClusterVerbs:
         file = self._node.state / PAUSE_FILE
         try:
             if on:
-                write_atomic(file, reason)
+                write_atomic(file, reason.encode())
             else:
                 file.unlink(missing_ok=True)
         except OSError as error:
@@ -208,7 +216,9 @@ class ClusterVerbs:
         if self._part is None or self._mastership is None:
             standalone = self._node.settings.cluster.mode == "standalone"
             raise ClusterError(
-                "there is no cluster: mode is standalone" if standalone else "this node does not take part yet",
+                "there is no cluster: mode is standalone"
+                if standalone
+                else "this node does not take part yet",
                 hint="[cluster] in the settings" if standalone else "kvtierctl status says why",
                 code="cluster.none",
             )

@@ -16,8 +16,6 @@ from pathlib import Path
 from kvtierd import __version__
 from kvtierd.cluster.election_messages import HeldLease
 from kvtierd.cluster.epoch_store import EpochStore, SeenEpochStore
-from kvtierd.cluster.etcd import EtcdCoordinator
-from kvtierd.cluster.etcd_config import EtcdConfig
 from kvtierd.cluster.following import Following
 from kvtierd.cluster.hello import NodeFacts
 from kvtierd.cluster.lease import LeaseCoordinator, elector_config
@@ -77,14 +75,7 @@ def make_coordination(
     following = Following(network.board, seen, network.refusals)
     held = held_lease(Path(settings.paths.runtime)) if meta_runs else None
     coordinator: Coordinator
-    if cluster.mode == "etcd":
-        coordinator = EtcdCoordinator(
-            EtcdConfig.of(settings, node),
-            cluster.etcd.tls,
-            highest_epoch=seen.load(),
-            held_epoch=held.epoch if held is not None else 0,
-        )
-    elif node in cluster.voters:
+    if node in cluster.voters:
         config = elector_config(cluster, node)
         coordinator = LeaseCoordinator(
             config,
@@ -131,7 +122,8 @@ def settings_digest(settings: Settings) -> str:
     agreed = {
         "cluster": cluster,
         "pool": settings.pool.model_dump(
-            mode="json", include={"placement", "protocol", "evict_high", "evict_low", "purge_on_unclean", "world_size"}
+            mode="json",
+            include={"placement", "protocol", "evict_high", "evict_low", "purge_on_unclean", "world_size"},
         ),
         "meta": settings.meta.model_dump(mode="json", include={"endpoint", "lease_ttl", "hcom_port"}),
     }

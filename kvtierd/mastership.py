@@ -25,7 +25,9 @@ from kvtierd.cluster.duty import (
     duties,
 )
 from kvtierd.cluster.standing import ClusterView, Coordinator, Standing
+from kvtierd.coordination import LEASE_EPOCH_FILE
 from kvtierd.errors import KvtierError
+from kvtierd.files import write_atomic
 from kvtierd.node import Node
 from kvtierd.plan.units import LEASE_FILE, META_ID
 from kvtierd.units.guard_file import now_seconds, write_deadline
@@ -64,6 +66,7 @@ class Mastership:
         self.handing_over = False
         self._lease_file = str(node.runtime / LEASE_FILE)
         self._armed_until_seconds = 0.0
+        self._epoch_written = 0
         self._told: Standing | None = None
         self._since_unix_seconds = 0.0
         self._problem = ""
@@ -163,14 +166,13 @@ class Mastership:
                     and meta.guard_file
                 ):
                     write_deadline(self._lease_file, until_seconds)
+                    self._remember_epoch()
                 self._armed_until_seconds = until_seconds
             case KillMeta(why):
                 node.events.add(
                     "warning", "cluster.meta-killed", f"the MetaService is killed: {why}", unit=META_ID
                 )
-                self._disarm()
-                node.supervisor.set_resting(META_ID, why)
-                await node.supervisor.kill_now(META_ID)
+                await self.end_meta(why)
             case WantMeta():
                 node.supervisor.set_resting(META_ID, "")
             case RestMeta(why):
@@ -183,6 +185,19 @@ class Mastership:
                     await node.endpoint.admit("all")
             case Publish():
                 self._publish(duty)
+
+    def _remember_epoch(self) -> None:
+        """For the daemon after this one, which goes on with the lease that the guard enforces."""
+        epoch = self.coordinator.standing.epoch
+        if epoch != self._epoch_written:
+            write_atomic(self._node.runtime / LEASE_EPOCH_FILE, str(epoch).encode())
+            self._epoch_written = epoch
+
+    async def end_meta(self, why: str) -> None:
+        """SIGKILL to the MetaService: its part is over, in order or not. Raises ``UnitError``."""
+        self._disarm()
+        self._node.supervisor.set_resting(META_ID, why)
+        await self._node.supervisor.kill_now(META_ID)
 
     def _disarm(self) -> None:
         self._armed_until_seconds = 0.0

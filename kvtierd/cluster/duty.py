@@ -152,12 +152,26 @@ def _of_the_master(seen: Seen) -> list[Duty]:
         found.append(WantMeta())
     elif early > 0:
         found.append(RestMeta(f"the master before must have ended first: {early:.1f}s more"))
-    if endpoint is not None and standing.epoch > endpoint.epoch and not seen.handing_over:
-        found.append(PointEndpoint(standing.epoch, seen.node))
-    elif endpoint is not None and standing.epoch == endpoint.epoch and endpoint.target != seen.node:
-        found.append(PointEndpoint(standing.epoch, seen.node))  # the endpoint has been started anew
-    found.append(Publish(standing.epoch, seen.tier_state, _served_life(seen)))
+    if endpoint is not None and early <= 0 and not seen.handing_over:
+        # Not before the MetaService of the master before has ended: it would tell those that stay with it that the
+        # others have left. Under the same epoch: the endpoint has been started anew.
+        later = standing.epoch > endpoint.epoch
+        if later or (standing.epoch == endpoint.epoch and endpoint.target != seen.node):
+            found.append(PointEndpoint(standing.epoch, seen.node))
+    found.append(Publish(standing.epoch, _tier_state(seen), _served_life(seen)))
     return found
+
+
+def _tier_state(seen: Seen) -> str:
+    """For the others a MetaService that answers is up: they may come back to it while it still has to prove itself."""
+    endpoint = seen.endpoint
+    answers = (
+        endpoint is not None
+        and endpoint.epoch == seen.standing.epoch
+        and endpoint.target == seen.node
+        and endpoint.life
+    )
+    return "meta_up" if answers and seen.tier_state == "down" and not seen.handing_over else seen.tier_state
 
 
 def _served_life(seen: Seen) -> str:
@@ -183,8 +197,10 @@ def _of_the_others(seen: Seen) -> list[Duty]:
         found.append(RestMeta(_why_not_here(seen)))
     if endpoint is None or view is None or view.master == seen.node:
         return found
-    if view.epoch > endpoint.epoch or (view.epoch == endpoint.epoch and endpoint.target != view.master):
-        found.append(PointEndpoint(view.epoch, view.master))
+    later = view.epoch > endpoint.epoch
+    if later or (view.epoch == endpoint.epoch and endpoint.target != view.master):
+        if view.tier_state != "down":  # then the MetaService before it has certainly ended
+            found.append(PointEndpoint(view.epoch, view.master))
     elif (
         view.epoch == endpoint.epoch
         and (endpoint.mode == "recover" or endpoint.admission == "survivors")

@@ -79,7 +79,11 @@ def test_the_endpoint_follows_the_higher_epoch_and_only_that() -> None:
     ]
     assert not of(PointEndpoint, duties(seen(endpoint=EndpointSeen(epoch=5, target="a"))))
     assert not of(PointEndpoint, duties(seen(endpoint=EndpointSeen(epoch=6, target="b"))))
-    view = ClusterView(epoch=7, master="c")
+    waiting = ClusterView(epoch=7, master="c", tier_state="down")
+    assert not of(
+        PointEndpoint, duties(seen(FOLLOWER, view=waiting, endpoint=EndpointSeen(epoch=5, target="b")))
+    )
+    view = ClusterView(epoch=7, master="c", tier_state="meta_up")
     pointed = duties(seen(FOLLOWER, view=view, endpoint=EndpointSeen(epoch=5, target="b")))
     assert of(PointEndpoint, pointed) == [PointEndpoint(7, "c")]
     assert not of(
@@ -121,6 +125,18 @@ def test_a_master_says_which_process_is_open_only_when_it_is() -> None:
     ):
         (told,) = of(Publish, duties(closed))
         assert told.served_life == ""  # type: ignore[attr-defined]
+
+
+def test_the_endpoint_is_not_pointed_before_the_one_before_is_dead() -> None:
+    early = seen(now_seconds=100.5, endpoint=EndpointSeen(epoch=4, target="b"))
+    assert not of(PointEndpoint, duties(early))
+
+
+def test_a_meta_service_that_answers_is_up_for_the_others() -> None:
+    answering = EndpointSeen(epoch=5, target="a", life="9", mode="recover")
+    assert duties(seen(endpoint=answering))[-1] == Publish(5, "meta_up", "")
+    assert duties(seen(endpoint=answering, tier_state="pool_ready"))[-1] == Publish(5, "pool_ready", "")
+    assert duties(seen(endpoint=dataclasses.replace(answering, target="")))[-1] == Publish(5, "down", "")
 
 
 def test_while_mastership_is_handed_over_nothing_starts_here() -> None:
