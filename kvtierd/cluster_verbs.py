@@ -28,7 +28,7 @@ class ClusterVerbs:
         self._node = node
         self._part: Coordination | None = None
         self._mastership: Mastership | None = None
-        self.paused = self._read_pause()
+        node.paused = self._read_pause()
 
     def join(self, part: Coordination, mastership: Mastership) -> None:
         """The node has begun to take part."""
@@ -39,7 +39,7 @@ class ClusterVerbs:
     def peers(self) -> pb.PeersReply:
         """The nodes of the cluster as this one sees them."""
         node, cluster = self._node, self._node.settings.cluster
-        reply = pb.PeersReply(cluster=cluster.name, mode=cluster.mode, paused=self.paused is not None)
+        reply = pb.PeersReply(cluster=cluster.name, mode=cluster.mode, paused=self._node.paused is not None)
         if self._part is None or self._mastership is None:
             if cluster.mode != "standalone":
                 reply.problems.append("this node does not take part in its cluster yet")
@@ -115,9 +115,10 @@ class ClusterVerbs:
         try:
             if meta is not None and meta.pid is not None:
                 # Nothing is in flight any more; a stop by SIGTERM would take more than 4 s.
-                node.clean_stop_instance = meta.instance if quiet else None
                 await mastership.end_meta("switchover")
                 await self._until(lambda: (v := node.view(META_ID)) is None or v.pid is None, 10.0)
+            mastership.clean_epoch = part.coordinator.standing.epoch if quiet else 0
+            await part.network.greet([to])  # it learns whether anything was in flight
             await part.coordinator.hand_over(to)
             node.events.add("info", "cluster.switchover", f"mastership was given to {to}")
         finally:
@@ -201,7 +202,9 @@ class ClusterVerbs:
                 file.unlink(missing_ok=True)
         except OSError as error:
             raise StateError(f"{file} cannot be written: {error.strerror}") from None
-        self.paused = reason if on else None
+        self._node.paused = reason if on else None
+        if self._mastership is not None:
+            self._mastership.judge_fitness()
         told = f"paused by an operator{f': {reason}' if reason else ''}" if on else "resumed by an operator"
         self._node.events.add("info", "node.paused" if on else "node.resumed", told)
         return self.peers()

@@ -5,10 +5,12 @@ The decisions are in ``cluster.duty``; here they are carried out. A node without
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from kvtierd.cluster.duty import (
     ArmGuard,
@@ -24,30 +26,18 @@ from kvtierd.cluster.duty import (
     WantMeta,
     duties,
 )
-from kvtierd.cluster.standing import ClusterView, Coordinator, Standing
-from kvtierd.coordination import LEASE_EPOCH_FILE
+from kvtierd.cluster.hello import NodeFacts
+from kvtierd.cluster.standing import ClusterView, Standing
+from kvtierd.coordination import LEASE_EPOCH_FILE, Coordination, facts_of
 from kvtierd.errors import KvtierError
 from kvtierd.files import write_atomic
 from kvtierd.node import Node
 from kvtierd.plan.units import LEASE_FILE, META_ID
+from kvtierd.tier.machine import TierView
 from kvtierd.units.guard_file import now_seconds, write_deadline
 
-
-class Board(Protocol):
-    """Where the newest view is, this node's own or another's."""
-
-    @property
-    def newest(self) -> ClusterView | None:
-        """The newest view."""
-        ...
-
-    def publish(self, view: ClusterView) -> bool:
-        """Posts this node's own view."""
-        ...
-
-    def withdraw(self) -> None:
-        """This node is not the master any more."""
-        ...
+GREET_AGAIN_SECONDS = 0.25  # while survivors of other nodes are waited for
+FRESH_SECONDS = 3.0  # a peer that was not heard of for longer does not keep the others waiting
 
 
 class Mastership:
@@ -55,15 +45,23 @@ class Mastership:
 
     Args:
         node: The running node.
-        coordinator: Who says who is the master.
-        board: The views.
+        part: Its coordinator and its network.
+
+    Attributes:
+        handing_over: Mastership is being given away: nothing starts here.
+        clean_epoch: The last epoch that this node ended as the master with nothing in flight.
     """
 
-    def __init__(self, node: Node, coordinator: Coordinator, board: Board) -> None:
+    def __init__(self, node: Node, part: Coordination) -> None:
         self._node = node
-        self.coordinator = coordinator
-        self.board = board
+        self.part = part
+        self.coordinator = part.coordinator
+        self.board = part.network.board
         self.handing_over = False
+        self.clean_epoch = 0
+        self._epoch_before = 0  # the last one of another master
+        self._next_greeting = 0.0
+        self._greeting: asyncio.Task[set[str]] | None = None
         self._lease_file = str(node.runtime / LEASE_FILE)
         self._armed_until_seconds = 0.0
         self._epoch_written = 0
@@ -92,6 +90,8 @@ class Mastership:
     async def round(self) -> None:
         """Does what is due. Never raises for something that the next round may mend."""
         self._tell_of_changes()
+        self.judge_fitness()
+        self._show()
         for duty in duties(self._look()):
             try:
                 await self._carry_out(duty)
@@ -99,6 +99,85 @@ class Mastership:
                 self._trouble(f"{type(duty).__name__}: {error}")
                 return
         self._trouble("")
+
+    def judge_fitness(self) -> None:
+        """Tells the coordinator whether this node may become the master."""
+        node = self._node
+        meta = node.view(META_ID)
+        if node.paused is not None:
+            why = "paused by an operator"
+        elif node.plan is None or node.plan.unit(META_ID) is None:
+            why = "it has no plan with a MetaService"
+        elif meta is not None and meta.state == "failed":
+            why = f"its MetaService has failed: {meta.reason}"
+        else:
+            why = ""
+        self.coordinator.set_fit(not why, why)
+
+    def facts(self) -> NodeFacts:
+        """What this node says of itself to the others."""
+        endpoint = self._node.endpoint_status
+        life = endpoint["backend"]["life"] if endpoint is not None and "epoch" in endpoint else None
+        return dataclasses.replace(
+            facts_of(self._node.plan, self._node.settings),
+            endpoint_life=life or "",
+            survivors_missing=missing_survivors(endpoint),
+            clean_epoch=self.clean_epoch,
+        )
+
+    # -- the other nodes' part in a recovery
+
+    @property
+    def handed_over(self) -> bool:
+        """The master before this one ended its epoch with nothing in flight."""
+        if not self._epoch_before:
+            return False
+        links = self.part.network.links.values()
+        return any(k.facts is not None and k.facts.clean_epoch == self._epoch_before for k in links)
+
+    def survivors_missing_elsewhere(self) -> int:
+        """Processes on nodes that can be reached which knew the MetaService and are not back, as those nodes say.
+
+        A node whose endpoint has not reached this MetaService yet counts as one.
+        """
+        status = self._node.endpoint_status
+        life = str(status["backend"]["life"] or "") if status is not None and "epoch" in status else ""
+        missing = 0
+        for name, link in self.part.network.links.items():
+            facts, ago = link.facts, self.part.network.contact(name).last_contact_seconds
+            if facts is None or ago is None or ago > FRESH_SECONDS or not facts.world_size:
+                continue
+            missing += facts.survivors_missing if facts.endpoint_life == life else 1
+        return missing
+
+    def hear_from_all(self) -> None:
+        """Has the others asked how far their survivors are; at most a few times a second, never two at once."""
+        now = time.monotonic()
+        if now < self._next_greeting or (self._greeting is not None and not self._greeting.done()):
+            return
+        self._next_greeting = now + GREET_AGAIN_SECONDS
+        self._greeting = asyncio.create_task(self.part.network.greet(list(self.part.network.links)))
+
+    def _show(self) -> None:
+        """What status says of the cluster."""
+        node, standing, view = self._node, self.coordinator.standing, self.board.newest
+        node.role, node.master, node.master_why = standing.role, self.master, standing.why
+        node.epoch = max(standing.epoch, view.epoch if view is not None else 0)
+        node.view_age_seconds = None if view is None else self.board.age_seconds()
+        if self.is_master:
+            node.master_tier = None
+        elif view is None or not node.master:
+            node.master_tier = TierView(reasons=(standing.why or "no master is known",))
+        else:
+            reasons = () if view.tier_state == "joinable" else (f"as {view.master}, the master, says",)
+            node.master_tier = TierView(view.tier_state, reasons, "serving")  # type: ignore[arg-type]
+        found = [self.part.network.problem, self.part.security.problem]
+        if standing.role == "unknown":
+            found.append(f"who is the master is not known: {standing.why}")
+        found += [
+            f"{name}: {text}" for name, texts in self.part.network.differences().items() for text in texts
+        ]
+        node.cluster_problems = [text for text in found if text]
 
     # -- looking
 
@@ -125,7 +204,9 @@ class Mastership:
         )
 
     def _tell_of_changes(self) -> None:
-        standing = self.coordinator.standing
+        standing, view = self.coordinator.standing, self.board.newest
+        if view is not None and view.master != self._name:
+            self._epoch_before = view.epoch
         before, self._told = self._told, standing
         if before is not None and (before.role, before.epoch, before.master) == (
             standing.role,
@@ -141,6 +222,7 @@ class Mastership:
             )
         elif before is not None and before.role == "master":
             self.board.withdraw()
+            self._armed_until_seconds = 0.0
             node.events.add(
                 "warning", "cluster.not-master", f"this node is not the master any more: {standing.why}"
             )
@@ -244,6 +326,13 @@ class Mastership:
         if text and text != self._problem:
             self._node.events.add("error", "cluster.trouble", text)
         self._problem = text
+
+
+def missing_survivors(endpoint: Mapping[str, Any] | None) -> int:
+    """How many processes of this node knew the MetaService and have no link to the present one."""
+    if endpoint is None:
+        return 0
+    return max(0, int(endpoint["survivors"]["expected"]) - int(endpoint["survivors"]["back"]))
 
 
 def _endpoint_seen(status: Mapping[str, Any] | None, node: str) -> EndpointSeen | None:

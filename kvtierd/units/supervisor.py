@@ -161,6 +161,10 @@ class Supervisor:
         managed.start_requested, managed.stopped_for_now = True, False
         self._poke.set()
 
+    def poke(self) -> None:
+        """Something happened elsewhere that a round of the loop should look at."""
+        self._poke.set()
+
     def set_resting(self, unit_id: str, why: str) -> None:
         """A unit that this node does not need now is kept stopped, and says why; "" takes it back."""
         managed = self._units.get(unit_id)
