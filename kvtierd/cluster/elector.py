@@ -70,6 +70,7 @@ class Elector:
         self._fit = True
         self._why_unfit = ""
         self._recollection = Recollection(config)
+        self._booted_at_seconds = booted_at_seconds
         self._first_number = self.candidate.number
         self._query_at_seconds = booted_at_seconds
         if persisted is None:  # what was under way before this moment must have ended before it asks
@@ -241,8 +242,16 @@ class Elector:
         if not self._first_number < answer.number <= self.candidate.number:
             return
         self._recollection.note(answer)
+        if self.voter.state is not None:
+            return
+        silent_until_seconds = self._booted_at_seconds + self._recollection.promise_seconds
+        if now_seconds < silent_until_seconds:  # the lease was longer once: the silence must be too
+            self._recollection.forget()
+            self._first_number = self.candidate.number
+            self._query_at_seconds = self.voter.promise_until_seconds = silent_until_seconds
+            return
         epoch = self._recollection.epoch()
-        if self.voter.state is not None or epoch is None:
+        if epoch is None:
             return
         effects.append(Persist(self.voter.learn(epoch, int(next(self._draws) * 2**53), now_seconds)))
         self.candidate.learned(epoch, now_seconds)

@@ -34,7 +34,7 @@ from kvtierd.cluster.elector import Elector
 from kvtierd.errors import KvtierError
 
 DRAWS = {"a": 0.1, "b": 0.5, "c": 0.9, "d": 0.3, "e": 0.7}
-KEPT_WORDS = {"epoch", "lease_seconds", "number", "incarnation", "cluster", "digest"}
+CHANGEABLE = {"sender", "epoch", "lease_seconds", "number", "incarnation", "cluster", "digest"}
 
 
 class Stage:
@@ -169,7 +169,7 @@ class Stage:
         message: Any = self.last[sender, to, kind]
         for change in changes:
             name, value = change.split("=")
-            assert name in KEPT_WORDS
+            assert name in CHANGEABLE
             old = getattr(message, name)
             message = dataclasses.replace(message, **{name: type(old)(value)})
         self.arrive(to, message)
