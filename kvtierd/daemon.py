@@ -174,6 +174,8 @@ class Daemon:
         )
         self._mastership = Mastership(node, part)
         self._verbs.cluster.join(part, self._mastership)
+        # Whatever the master says anew is acted on at once, not in the next round.
+        part.network.board.listeners.append(node.supervisor.poke)
         self._spawn(self._keep_running("network", part.network.run))
         self._spawn(
             self._keep_running("coordinator", lambda: part.coordinator.run(lambda _: node.supervisor.poke()))
@@ -296,16 +298,23 @@ class Daemon:
     def _pause_seconds(self) -> float:
         if self._at_rest():
             return ROUND_SECONDS
-        return RECOVERY_ROUND_SECONDS if self.node.tier.phase == "recovering" else BUSY_ROUND_SECONDS
+        held_up = self.node.tier.phase == "recovering" or not self._endpoint_is_open()
+        pause_seconds = RECOVERY_ROUND_SECONDS if held_up else BUSY_ROUND_SECONDS
+        return pause_seconds if self._mastership is None else min(pause_seconds, self._mastership.due_in_seconds())
 
     def _at_rest(self) -> bool:
         """Everything is as it should be: then looking seldom is enough."""
         node = self.node
         tier_is_well = (node.keeper is None and node.master_tier is None) or node.tier.state == "joinable"
-        endpoint = node.endpoint_status
-        if self._mastership is not None and endpoint is not None:
-            tier_is_well &= endpoint["mode"] == "serve" and endpoint["admission"] == "all"
+        tier_is_well &= self._endpoint_is_open()
         return tier_is_well and all(v.state in RESTING for v in self.node.supervisor.views())
+
+    def _endpoint_is_open(self) -> bool:
+        """In a cluster: this node's endpoint lets everything and everybody pass; one that says nothing counts as open."""
+        endpoint = self.node.endpoint_status
+        if self._mastership is None or endpoint is None:
+            return True
+        return bool(endpoint["mode"] == "serve" and endpoint["admission"] == "all")
 
     def _status_line(self) -> str:
         views = self.node.supervisor.views()
@@ -342,6 +351,7 @@ class Daemon:
                 endpoint_admission=str(status["admission"]) if status else None,
                 clean_stop=clean,
                 handed_over=mastership is not None and mastership.handed_over,
+                founding=mastership is not None and mastership.founding,
                 survivors_missing=missing_survivors(status)
                 + (mastership.survivors_missing_elsewhere() if mastership is not None else 0),
                 # Without the endpoint, clients of other nodes may be there that only the MetaService knows.
@@ -350,8 +360,13 @@ class Daemon:
                 or any(v.kind in {"pool", "engine"} and v.pid for v in node.supervisor.views()),
             )
         )
-        if mastership is not None and keeper.view.phase == "recovering":
-            mastership.hear_from_all()
+        if mastership is not None and not self._endpoint_is_open():
+            if keeper.view.phase == "recovering":
+                mastership.hear_from_all()
+            else:  # it may just have been opened: the others wait to hear of it
+                node.endpoint_status = await self._ask_endpoint()
+                if self._endpoint_is_open():
+                    node.supervisor.poke()
         if instance is not None:
             self._meta_instance = instance
 

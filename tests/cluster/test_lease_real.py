@@ -57,18 +57,6 @@ def test_kill_9_of_the_meta_service_is_mended_in_place(lab: Cluster) -> None:
     assert fault.epochs[0] == fault.epochs[1], "no election for what its own node can mend"
 
 
-def test_kill_9_of_the_masters_daemon_is_no_failover_when_it_is_back_in_time(lab: Cluster) -> None:
-    with FaultRun(lab, "kill -9 of the master's daemon, back at once") as run:
-        node = lab[run.master]
-        run.now()
-        node.stop_daemon(signal.SIGKILL)
-        node.start_daemon()
-        wait_until(lambda: node.status().role == "master", 30, lab.told)
-        run.settle(moved=False, serves_on=True)
-        assert node.pid("meta-main") == run.meta_pid, "the lease goes on, and so does its MetaService"
-        assert lab.epoch() == run.epoch
-
-
 def test_kill_9_of_the_masters_daemon_that_stays_away_moves_the_master(lab: Cluster) -> None:
     with FaultRun(lab, "kill -9 of the master's daemon, away") as run:
         run.now()
@@ -139,6 +127,21 @@ def test_a_followers_host_is_lost(lab: Cluster) -> None:
         time.sleep(3)
         run.settle(moved=False, gone={victim}, serves_on=True)
         assert lab.epoch() == run.epoch
+
+
+def test_kill_9_of_the_masters_daemon_is_no_failover_when_it_is_back_in_time() -> None:
+    """A long lease: how long Python takes to start on a busy machine is not what is tested."""
+    with Cluster(3, 'mode = "lease"\nlease = "20s"', net=14) as lab:
+        lab.wait_well(120)
+        with FaultRun(lab, "kill -9 of the master's daemon, back in time (lease 20 s)") as run:
+            node = lab[run.master]
+            run.now()
+            node.stop_daemon(signal.SIGKILL)
+            node.start_daemon()
+            wait_until(lambda: node.status().role == "master", 30, lab.told)
+            run.settle(moved=False, serves_on=True)
+            assert node.pid("meta-main") == run.meta_pid, "the lease goes on, and so does its MetaService"
+            assert lab.epoch() == run.epoch
 
 
 def _wall(run: FaultRun) -> float:
