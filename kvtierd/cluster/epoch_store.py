@@ -79,7 +79,7 @@ class EpochStore:
                 f"{self.path} holds epoch {self._epoch}; {state.epoch} must not be written over it",
                 code="cluster.epoch-backwards",
             )
-        _write(self.path, "voter", self._whose() | dataclasses.asdict(state))
+        write_sealed(self.path, "voter", self._whose() | dataclasses.asdict(state))
         self._epoch = state.epoch
 
     def create(self, epoch: int) -> EpochState:
@@ -116,7 +116,7 @@ class EpochStore:
         self.save(self._state(content))
 
     def _content(self) -> dict[str, Any] | None:
-        content = _read(
+        content = read_sealed(
             self.path,
             "voter",
             remedy="move it away and start kvtierd: a voter without a file does not vote until the other voters have told "
@@ -165,7 +165,7 @@ class SeenEpochStore:
             ClusterError: ``cluster.epoch-damaged``, ``cluster.epoch-foreign``.
             StateError: The file cannot be read.
         """
-        content = _read(
+        content = read_sealed(
             self.path,
             "seen",
             remedy="move it away when the other nodes agree on who the master is; this node then follows the same one",
@@ -190,7 +190,7 @@ class SeenEpochStore:
         if epoch < self.epoch or (epoch == self.epoch and master != self.master):
             return False
         if epoch > self.epoch:
-            _write(self.path, "seen", {"cluster": self._cluster, "epoch": epoch, "master": master})
+            write_sealed(self.path, "seen", {"cluster": self._cluster, "epoch": epoch, "master": master})
             self.epoch, self.master = epoch, master
         return True
 
@@ -201,11 +201,12 @@ def _encode(kind: str, content: dict[str, Any]) -> bytes:
     return f"{body}\n{checksum}\n".encode()
 
 
-def _write(path: Path, kind: str, content: dict[str, Any]) -> None:
+def write_sealed(path: Path, kind: str, content: dict[str, Any]) -> None:
+    """Writes and syncs a file of this kind with its checksum. Raises ``StateError``; the old one is there then."""
     write_atomic(path, _encode(kind, content), mode=0o600)
 
 
-def _read(path: Path, kind: str, *, remedy: str) -> dict[str, Any] | None:
+def read_sealed(path: Path, kind: str, *, remedy: str) -> dict[str, Any] | None:
     """The content, or ``None`` when there is no file. One that is not exactly what was written is refused."""
     _clear_leftovers(path)
     try:
