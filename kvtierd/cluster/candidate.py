@@ -114,7 +114,7 @@ class Candidate:
         """Comes before everything else: a process that was frozen finds mail that its lease has not lived to see."""
         if self.role != "master" or now_seconds < self.until_seconds:
             return
-        effects.append(LeaseLost(self.epoch, self._why_lost()))
+        effects.append(LeaseLost(self.epoch, self._why_lost(now_seconds)))
         self._may_run = max(self._may_run, self._asking_epoch)
         self.become_follower()
         self.voter.own_lease_ended(self.until_seconds)
@@ -141,6 +141,7 @@ class Candidate:
             self._jitter = next(self._draws)
             self._attempts = 0
             self._deferred = False
+            self.refusals.clear()
         self.campaign_at_seconds = (
             self.voter.promise_until_seconds + self._jitter * self.config.spread_seconds
         )
@@ -377,12 +378,19 @@ class Candidate:
     def _send_all(self, message: AnyMessage, effects: list[Effect]) -> None:
         effects += [Send(voter, message) for voter in self.config.others]
 
-    def _why_lost(self) -> str:
+    def _why_lost(self, now_seconds: float) -> str:
         newest = self._rounds[max(self._rounds)] if self._rounds else None
+        late_seconds = now_seconds - self.until_seconds
+        if (
+            newest is None
+            or len(newest.yes) >= self.config.quorum
+            or late_seconds > self.config.retry_seconds
+        ):
+            return f"kvtierd on this node was held up and came back {late_seconds:.1f} s after the end of the lease"
         parts = []
         for voter in self.config.others:
-            if newest is not None and voter in newest.no:
+            if voter in newest.no:
                 parts.append(f"{voter} refuses: {in_words(newest.no[voter])}")
-            elif newest is None or voter not in newest.yes:
+            elif voter not in newest.yes:
                 parts.append(f"{voter} does not answer")
         return f"no majority of the {len(self.config.voters)} voters renewed it: " + "; ".join(parts)

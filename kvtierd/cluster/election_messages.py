@@ -125,9 +125,10 @@ class EpochQuery(Message):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EpochAnswer(Message):
-    """The highest epoch granted, or with ``remembers`` false: I do not know either."""
+    """The highest epoch granted and how long it was promised for, or with ``remembers`` false: I do not know either."""
 
     remembers: bool
+    promise_seconds: float
 
 
 AnyMessage: TypeAlias = Probe | Willing | Request | Grant | Refusal | Release | EpochQuery | EpochAnswer

@@ -70,6 +70,7 @@ class Elector:
         self._fit = True
         self._why_unfit = ""
         self._recollection = Recollection(config)
+        self._booted_at_seconds = booted_at_seconds
         self._first_number = self.candidate.number
         self._query_at_seconds = booted_at_seconds
         if persisted is None:  # what was under way before this moment must have ended before it asks
@@ -108,10 +109,10 @@ class Elector:
         """Takes a message into account, which may be late, doubled or not meant for this cluster at all."""
         effects = self._begin(now_seconds)
         config = self.config
-        if message.digest != config.digest or message.cluster != config.cluster:
-            self._mismatch(message, effects)
-        elif message.sender == config.node:
+        if message.sender == config.node:
             pass
+        elif message.digest != config.digest or message.cluster != config.cluster:
+            self._mismatch(message, effects)
         elif isinstance(message, Request):
             self._on_request(message, now_seconds, effects)
         elif isinstance(message, Grant):
@@ -171,6 +172,8 @@ class Elector:
         else:
             epoch = state.epoch if state is not None else 0
             master, remaining_seconds = self.voter.master(now_seconds)
+            if master == self.config.node:  # its own vote does not make it the master
+                master, remaining_seconds = "", 0.0
         words = {voter: in_words(refusal) for voter, refusal in candidate.refusals.items()}
         return ElectorView(
             candidate.role, epoch, master, remaining_seconds, self._why_not(now_seconds), words
@@ -179,7 +182,9 @@ class Elector:
     # -- inside
 
     def _begin(self, now_seconds: float) -> list[Effect]:
-        effects, self._first_effects = self._first_effects, []
+        effects: list[Effect] = []
+        if self._first_effects:
+            effects, self._first_effects = self._first_effects, effects
         self.candidate.expire(now_seconds, effects)
         return effects
 
@@ -237,8 +242,16 @@ class Elector:
         if not self._first_number < answer.number <= self.candidate.number:
             return
         self._recollection.note(answer)
+        if self.voter.state is not None:
+            return
+        silent_until_seconds = self._booted_at_seconds + self._recollection.promise_seconds
+        if now_seconds < silent_until_seconds:  # the lease was longer once: the silence must be too
+            self._recollection.forget()
+            self._first_number = self.candidate.number
+            self._query_at_seconds = self.voter.promise_until_seconds = silent_until_seconds
+            return
         epoch = self._recollection.epoch()
-        if self.voter.state is not None or epoch is None:
+        if epoch is None:
             return
         effects.append(Persist(self.voter.learn(epoch, int(next(self._draws) * 2**53), now_seconds)))
         self.candidate.learned(epoch, now_seconds)

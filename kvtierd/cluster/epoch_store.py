@@ -77,6 +77,8 @@ class EpochStore:
         if state.epoch < self._epoch:
             raise ClusterError(
                 f"{self.path} holds epoch {self._epoch}; {state.epoch} must not be written over it",
+                why="a voter that forgets an epoch could grant it a second time",
+                hint="this is a fault of kvtierd: restart it, and please report it",
                 code="cluster.epoch-backwards",
             )
         write_sealed(self.path, "voter", self._whose() | dataclasses.asdict(state))

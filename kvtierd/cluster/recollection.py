@@ -28,11 +28,17 @@ class Recollection:
     def __init__(self, config: ElectorConfig) -> None:
         self._config = config
         self._epochs: dict[str, int | None] = {}
+        self.promise_seconds = config.promise_seconds  # the longest that anybody remembers
 
     def note(self, answer: EpochAnswer) -> None:
         """Takes an answer to a question of this life into account; a newer one replaces an older one."""
         if answer.sender in self._config.others:
             self._epochs[answer.sender] = answer.epoch if answer.remembers else None
+            self.promise_seconds = max(self.promise_seconds, answer.promise_seconds)
+
+    def forget(self) -> None:
+        """All answers so far came too early."""
+        self._epochs.clear()
 
     def epoch(self) -> int | None:
         """The epoch that is certainly not below any that was ever used, or ``None`` while that is not known."""

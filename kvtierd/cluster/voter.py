@@ -134,8 +134,16 @@ class Voter:
     def remembered(self, query: EpochQuery) -> EpochAnswer:
         """The answer to a voter without a memory; given at any time, a silent voter knows its epoch too."""
         config, state = self.config, self.state
-        epoch = state.epoch if state is not None else 0
-        return EpochAnswer(config.cluster, config.digest, config.node, epoch, query.number, state is not None)
+        remembers, known = state is not None, state or EpochState()
+        return EpochAnswer(
+            config.cluster,
+            config.digest,
+            config.node,
+            known.epoch,
+            query.number,
+            remembers,
+            known.promise_seconds,
+        )
 
     # -- ends
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import math
 import multiprocessing
 import os
 import sys
@@ -26,7 +27,7 @@ from kvtierd.cluster.voter import Voter
 from .scenario import Scenario
 from .world import Node, make_config
 
-MOST_ELECTIONS = 20_000
+MOST_ELECTIONS = 50_000
 ELECTIONS_A_RUN = 100
 
 Patch = Callable[[contextlib.ExitStack, dict[str, Any]], None]
@@ -284,9 +285,8 @@ def handed_over_while_serving(stack, _):
     def make(real):
         def rare(self, effect):
             if isinstance(effect, LeaseLost) and effect.why.startswith(("handed", "given")):
-                epoch = self.epoch
                 self.wanted = False
-                self.world.at(self.world.now + 1.5, self.kill, epoch)
+                self.world.at(self.world.now + 1.5, self.kill, self.meta_run)
             else:
                 real(self, effect)
 
@@ -389,10 +389,38 @@ def asks_before_the_silence_is_over(stack, _):
         def init(self, config, persisted, **options):
             real(self, config, persisted, **options)
             self._query_at_seconds = options["booted_at_seconds"]
+            self._booted_at_seconds = -math.inf
 
         return init
 
     replace(stack, Elector, "__init__", make)
+
+
+@mutant
+def the_length_of_promises_is_forgotten(stack, options):
+    """A restarted voter is silent for what its settings say now."""
+    options["leases_change"] = True
+
+    def make(real):
+        def init(self, config, state, booted):
+            real(self, config, state, booted)
+            self.promise_until_seconds = booted + config.promise_seconds
+
+        return init
+
+    replace(stack, Voter, "__init__", make)
+
+
+@mutant
+def the_length_of_lost_promises_is_not_asked(stack, options):
+    """A voter without a file is silent for what its settings say now."""
+    options["leases_change"] = True
+    replace(
+        stack,
+        Recollection,
+        "note",
+        lambda real: lambda self, answer: real(self, dataclasses.replace(answer, promise_seconds=0.0)),
+    )
 
 
 # -- the driver's side

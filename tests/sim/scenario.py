@@ -49,6 +49,7 @@ class Scenario:
         *,
         voters: int = 0,
         profile: Profile | None = None,
+        leases_change: bool = False,
         config: ConfigMaker = make_config,
         prepare: Callable[[World], None] = lambda _: None,
     ) -> None:
@@ -80,6 +81,8 @@ class Scenario:
         self.founded = not fresh
         self.nodes = list(world.nodes.values())
         self.lossable = count - (count // 2 + 1)  # so many may be without a file at once
+        self.make = config
+        self.leases_change = self.profile == "rough" and (draw() < 0.15 or leases_change)
         if self.profile == "rough":
             self._roughen()
         prepare(world)
@@ -237,12 +240,18 @@ class Scenario:
 
     def _crash_daemon(self, node: Node) -> None:
         node.end_daemon()
+        self._change_lease(node)
         with_held = self.draw() < 0.7
         self.world.at(self._downtime(), lambda *_: node.start(with_held=with_held))
 
     def _crash_host(self, node: Node) -> None:
         node.end_host()
         self.world.at(self._downtime(), lambda *_: node.reboot())
+
+    def _change_lease(self, node: Node) -> None:
+        if self.leases_change and self.draw() < 0.5:
+            lease_seconds = self.random.choice((2.0, 6.0, 9.0))
+            node.config = self.make(node.name, node.config.voters, lease_seconds=lease_seconds)
 
     def _lose_file(self, node: Node) -> None:
         """With it the memory of all epochs. Of fewer than a majority at once: then the others know enough."""
@@ -256,6 +265,7 @@ class Scenario:
             return
         self._count("lost_files")
         host = self.draw() < 0.5
+        self._change_lease(node)
         node.end_host() if host else node.end_daemon()
         node.disk = None
         if host:

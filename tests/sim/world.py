@@ -73,25 +73,19 @@ class World:
             call(first, second)
 
     def send(self, sender: str, to: str, message: AnyMessage) -> None:
-        if self.blocked and self.blocked[sender, to] > 0:
-            return
         draw = self.draw
-        if self.loss and draw() < self.loss:
+        if (self.blocked and self.blocked[sender, to] > 0) or (self.loss and draw() < self.loss):
             return
-        self._carry(to, message)
-        if self.duplicates and draw() < self.duplicates:
-            self._carry(to, message)
-
-    def _carry(self, to: str, message: AnyMessage) -> None:
         node = self.nodes.get(to)
         if node is None:
             return
-        draw = self.draw
-        delay = 0.0002 + 0.002 * draw()
-        if self.slow_share and draw() < self.slow_share:
-            delay = self.longest_delay_seconds * draw() ** 2
-        self.sequence += 1
-        heapq.heappush(self.heap, (self.now + delay, self.sequence, node.deliver, message, None))
+        copies = 2 if self.duplicates and draw() < self.duplicates else 1
+        for _ in range(copies):
+            delay = 0.0002 + 0.002 * draw()
+            if self.slow_share and draw() < self.slow_share:
+                delay = self.longest_delay_seconds * draw() ** 2
+            self.sequence += 1
+            heapq.heappush(self.heap, (self.now + delay, self.sequence, node.deliver, message, None))
 
     # -- the oracle
 
@@ -143,6 +137,7 @@ class Node:
         self.guard_until = -math.inf
         self.serve_after = 0.0
         self.wanted = False
+        self.meta_run = 0
         world.nodes[self.name] = self
 
     # -- the clock
@@ -237,8 +232,7 @@ class Node:
         effects = elector.step(message, self._base_local + self.rate * (self.world.now - self._base_true))
         if effects:
             self.carry_out(effects)
-        if self.elector is not None:
-            self.schedule()
+        self.schedule()
 
     def wake(self, when: float, _: object = None) -> None:
         if self.scheduled != when:
@@ -254,18 +248,15 @@ class Node:
             self.world.violate(f"{self.name} wants to be woken again and again")
         if due <= local + 1e-6:
             self.carry_out(elector.tick(max(local, due)))
-        if self.elector is not None:
-            self.schedule()
+        self.schedule()
 
     def schedule(self) -> None:
-        if self.elector is None or self.frozen:
+        elector = self.elector
+        if elector is None or self.frozen:
             return
-        due = self.elector.next_wake_seconds()
-        if due == math.inf:
-            return
-        when = max(self._base_true + (due - self._base_local) / self.rate, self.world.now)
+        when = self._base_true + (elector.next_wake_seconds() - self._base_local) / self.rate
         if when < self.scheduled:
-            self.scheduled = when
+            self.scheduled = when = max(when, self.world.now)
             self.world.at(when, self.wake, when)
 
     def resign(self, to: str | None) -> bool:
@@ -330,7 +321,7 @@ class Node:
             self.wanted = False
             if self.name in self.world.serving:
                 killed_at = self.world.now + 0.5 * self.world.draw()
-                self.world.at(killed_at, self.kill, self.world.serving[self.name])
+                self.world.at(killed_at, self.kill, self.meta_run)
 
     def _mishap(self, rest: list[Effect]) -> None:
         world = self.world
@@ -354,6 +345,7 @@ class Node:
         if self.world.serving.get(self.name) == epoch:
             return
         self.end_meta()  # of an earlier term of this same node
+        self.meta_run += 1
         self.world.serves(self, epoch)
         self.watch()
 
@@ -369,10 +361,11 @@ class Node:
             return
         late = 1.0 if self.world.draw() < 0.5 else self.world.draw()
         after = late * self.config.kill_margin_seconds / self.rate
-        self.world.at(self.world.now + after * 0.999999, self.kill, self.world.serving[self.name])
+        self.world.at(self.world.now + after * 0.999999, self.kill, self.meta_run)
 
-    def kill(self, epoch: int, _: object = None) -> None:
-        if self.world.serving.get(self.name) == epoch:
+    def kill(self, meta_run: int, _: object = None) -> None:
+        """Kills that very process, under whatever epoch it serves by now."""
+        if self.meta_run == meta_run:
             self.end_meta()
 
 
