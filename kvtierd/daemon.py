@@ -12,7 +12,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,18 @@ from kvtierd.assembly import (
     DEFAULT_SETTINGS,
     SOCKET_NAME,
 )
+from kvtierd.cluster.hello import NodeFacts
 from kvtierd.control.server import ControlServer
 from kvtierd.control.v1 import control_pb2 as pb
+from kvtierd.coordination import facts_of, make_coordination
 from kvtierd.engines.l3_switch import DetachedEngines
 from kvtierd.engines.proof import GenerationProof
 from kvtierd.engines.rolling import Member, next_to_restart
 from kvtierd.errors import KvtierError
-from kvtierd.events import EventLog
+from kvtierd.events import NO_PLAN_EVENT, EventLog
 from kvtierd.files import DirectoryLock
 from kvtierd.http_get import fetch_text
+from kvtierd.mastership import Mastership, missing_survivors
 from kvtierd.node import Node
 from kvtierd.observe.engines import EngineObserver, Target
 from kvtierd.observe.log_lines import LineObserver, watch_output
@@ -60,6 +63,7 @@ ROUND_SECONDS = 1.0  # when all is well; changes of units are seen at once, what
 BUSY_ROUND_SECONDS = 0.5  # while something is not
 RECOVERY_ROUND_SECONDS = 0.1  # while clients are held up because the MetaService died
 REST_LOOK_SECONDS = 2.0  # between two looks at the pool when all is well
+CLUSTER_AGAIN_SECONDS = 2.0
 DETACHED_FILE = "l3-detached.json"
 RESTING = frozenset({"ready", "stopped", "failed"})
 STOP_ALL_SECONDS = 60.0
@@ -102,6 +106,7 @@ class Daemon:
         self._rolling: asyncio.Task[None] | None = None
         self._meta_instance: str | None = None
         self._meta_verified: str | None = None
+        self._mastership: Mastership | None = None
 
     # -- life
 
@@ -118,6 +123,7 @@ class Daemon:
             node.plan = last_plan(node.settings)
             if node.plan is not None:
                 await self._takeover.connect_tier(node.settings, node.plan)
+                self._join_cluster()  # at once: a lease that an earlier daemon held goes on
             await server.start()
             self._watch_signals(service)
             node.events.add(
@@ -145,14 +151,52 @@ class Daemon:
     async def _first_plan(self) -> None:
         try:
             await self._reload(False)
+            self._join_cluster()
         except KvtierError as error:
             # Units that run go on under the plan in force; the operator sees what is wrong in status.
-            self.node.events.add("error", "daemon.no-plan", error.message)
+            self.node.events.add("error", NO_PLAN_EVENT, error.message)
         except Exception as error:
             log.exception("plan.failed")
-            self.node.problems = [f"internal error while planning: {type(error).__name__}: {error}"]
+            problem = f"internal error while planning: {type(error).__name__}: {error}"
+            self.node.problems = [problem]
+            self.node.events.add("error", NO_PLAN_EVENT, problem)
         finally:
             self.node.planned = True
+
+    def _join_cluster(self) -> None:
+        """Takes part in the cluster, once it is known which of its nodes this is."""
+        node = self.node
+        if self._mastership is not None or node.plan is None or node.settings.cluster.mode == "standalone":
+            return
+        meta = node.view(META_ID)
+        part = make_coordination(
+            node.settings, node.plan.node, self._facts, meta_runs=meta is not None and meta.pid is not None
+        )
+        self._mastership = Mastership(node, part)
+        self._verbs.cluster.join(part, self._mastership)
+        self._spawn(self._keep_running("network", part.network.run))
+        self._spawn(
+            self._keep_running("coordinator", lambda: part.coordinator.run(lambda _: node.supervisor.poke()))
+        )
+
+    def _facts(self) -> NodeFacts:
+        if self._mastership is None:
+            return facts_of(self.node.plan, self.node.settings)
+        return self._mastership.facts()
+
+    async def _keep_running(self, what: str, run: Callable[[], Awaitable[None]]) -> None:
+        """A fault in here must not end the daemon, and not go unseen."""
+        while True:
+            try:
+                await run()
+            except KvtierError as error:
+                self.node.events.add("error", f"cluster.{what}", str(error))
+            except Exception as error:
+                log.exception("cluster.failed", what=what)
+                self.node.events.add(
+                    "error", f"cluster.{what}", f"internal error: {type(error).__name__}: {error}"
+                )
+            await asyncio.sleep(CLUSTER_AGAIN_SECONDS)
 
     async def _reload(self, restart_changed: bool) -> pb.ReloadReply:
         return await self._takeover.reload(restart_changed)
@@ -175,6 +219,9 @@ class Daemon:
         for task in (*self._tasks, self._observing, self._rolling):
             if task is not None:
                 task.cancel()
+        if self._mastership is not None:
+            await self._mastership.part.coordinator.close()
+            await self._mastership.part.network.close()
         await self._proof.close()
         await node.lines.close()
         if node.keeper is not None:
@@ -211,6 +258,8 @@ class Daemon:
         plan = self.node.plan
         if plan is None:
             return
+        if self._mastership is not None:
+            await self._mastership.round()
         await self.node.supervisor.step(plan.units)
         if not self._at_rest() or time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + REST_LOOK_SECONDS
@@ -251,7 +300,11 @@ class Daemon:
 
     def _at_rest(self) -> bool:
         """Everything is as it should be: then looking seldom is enough."""
-        tier_is_well = self.node.keeper is None or self.node.tier.state == "joinable"
+        node = self.node
+        tier_is_well = (node.keeper is None and node.master_tier is None) or node.tier.state == "joinable"
+        endpoint = node.endpoint_status
+        if self._mastership is not None and endpoint is not None:
+            tier_is_well &= endpoint["mode"] == "serve" and endpoint["admission"] == "all"
         return tier_is_well and all(v.state in RESTING for v in self.node.supervisor.views())
 
     def _status_line(self) -> str:
@@ -263,6 +316,10 @@ class Daemon:
         node, keeper = self.node, self.node.keeper
         if keeper is None:
             return
+        mastership = self._mastership
+        if mastership is not None and not mastership.is_master:
+            node.endpoint_status = await self._ask_endpoint()
+            return  # the master looks after the tier
         meta = node.view(META_ID)
         instance = meta.instance if meta is not None and meta.pid is not None else None
         pool, node.endpoint_status = await asyncio.gather(
@@ -284,12 +341,17 @@ class Daemon:
                 endpoint_mode=str(status["mode"]) if status else None,
                 endpoint_admission=str(status["admission"]) if status else None,
                 clean_stop=clean,
-                survivors_missing=_missing_survivors(status),
+                handed_over=mastership is not None and mastership.handed_over,
+                survivors_missing=missing_survivors(status)
+                + (mastership.survivors_missing_elsewhere() if mastership is not None else 0),
                 # Without the endpoint, clients of other nodes may be there that only the MetaService knows.
                 clients_alive=node.endpoint is None
+                or mastership is not None
                 or any(v.kind in {"pool", "engine"} and v.pid for v in node.supervisor.views()),
             )
         )
+        if mastership is not None and keeper.view.phase == "recovering":
+            mastership.hear_from_all()
         if instance is not None:
             self._meta_instance = instance
 
@@ -333,6 +395,10 @@ class Daemon:
             if view is None or view.state not in {"ready", "degraded"}:
                 return f"waits for {other} ({view.state if view else 'not there'})"
         tier = node.tier
+        if self._mastership is not None and spec.kind in {"pool", "engine"}:
+            reached = node.endpoint_status is None or node.endpoint_status["backend"]["reachable"]
+            if node.endpoint is not None and not reached:
+                return f"waits for the MetaService of {node.master or 'a master'}"
         if node.keeper is not None and node.endpoint is None and tier.phase == "recovering":
             return "waits until those that knew the MetaService are back"  # no endpoint holds newcomers here
         standalone = node.plan is not None and node.plan.pool.placement == "standalone"
@@ -355,12 +421,6 @@ class Daemon:
 
     def _unit_event(self, event: UnitEvent) -> None:
         self.node.events.add(event.severity, event.kind, event.message, unit=event.unit_id)
-
-
-def _missing_survivors(endpoint: Mapping[str, Any] | None) -> int:
-    if endpoint is None:
-        return 0
-    return max(0, int(endpoint["survivors"]["expected"]) - int(endpoint["survivors"]["back"]))
 
 
 async def _nothing() -> None:

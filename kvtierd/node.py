@@ -17,7 +17,7 @@ from kvtierd.observe.tiers import Sample, tier_lines
 from kvtierd.plan.model import NodePlan
 from kvtierd.plan.units import resolve_unit
 from kvtierd.plugins import PluginSet
-from kvtierd.report import HugepageState, NodeState, unit_problems
+from kvtierd.report import ClusterState, HugepageState, NodeState, unit_problems
 from kvtierd.settings import Settings
 from kvtierd.tier.keeper import TierKeeper
 from kvtierd.tier.machine import TierView
@@ -40,6 +40,9 @@ class Node:
         keeper, endpoint, endpoint_status: The tier's, on the node that runs the MetaService.
         due_engines: Engines that wait for their turn in a rolling restart.
         clean_stop_instance: The MetaService's run that was quiesced before its stop.
+        master, role, master_why, epoch, view_age_seconds: Of the cluster, as this node sees it; "" and 0 without one.
+        master_tier: What the master says of the tier, on a node that is not the master.
+        paused: Why an operator holds this node back; ``None``: nobody does.
     """
 
     settings_file: Path
@@ -60,6 +63,14 @@ class Node:
     endpoint: EndpointControl | None = None
     endpoint_status: Mapping[str, Any] | None = None
     clean_stop_instance: str | None = None
+    master: str = ""
+    role: str = ""
+    master_why: str = ""
+    epoch: int = 0
+    view_age_seconds: float | None = None
+    master_tier: TierView | None = None
+    cluster_problems: list[str] = dataclasses.field(default_factory=list)
+    paused: str | None = None
     due_engines: list[str] = dataclasses.field(default_factory=list)
     started_unix_seconds: float = dataclasses.field(default_factory=time.time)
 
@@ -99,7 +110,10 @@ class Node:
         found += unit_problems(views)
         if self.hugepages.problem:
             found.append(self.hugepages.problem.splitlines()[0])
-        if self.keeper is not None and self.tier.state != "joinable":
+        found += self.cluster_problems
+        if self.paused is not None:
+            found.append(f"paused by an operator{': ' if self.paused else ''}{self.paused}; kvtierctl resume")
+        if (self.keeper is not None or self.master_tier is not None) and self.tier.state != "joinable":
             found.append(f"the tier is {self.tier.state.replace('_', ' ')}: {'; '.join(self.tier.reasons)}")
         found += [f"{unit}: {text}" for unit, text in sorted(self.observer.problems.items())]
         found += [f"{unit}: {text}" for unit, text in sorted(self.lines.problems.items())]
@@ -110,6 +124,8 @@ class Node:
     @property
     def tier(self) -> TierView:
         """The tier as last judged; on a node without the MetaService, who judges it."""
+        if self.master_tier is not None:
+            return self.master_tier
         if self.keeper is not None:
             return self.keeper.view
         if self.plan is not None and self.plan.master not in {"", self.plan.node}:
@@ -132,8 +148,8 @@ class Node:
         keeper = self.keeper
         lines = tier_lines(
             self._samples(),
-            keeper.pool if keeper else None,
-            keeper.pool_seen_unix_seconds if keeper else None,
+            keeper.pool if keeper and self.master_tier is None else None,
+            keeper.pool_seen_unix_seconds if keeper and self.master_tier is None else None,
             self.tier,
             now,
             fresh_seconds=3 * self.settings.observe.interval + 2,
@@ -148,6 +164,14 @@ class Node:
             hugepages=self.hugepages,
             problems=self._problems(views),
             backend=self.backend.name,
+            cluster=ClusterState(
+                self.role,
+                self.epoch,
+                self.master,
+                self.master_why,
+                self.view_age_seconds,
+                self.paused is not None,
+            ),
             started_unix_seconds=self.started_unix_seconds,
             now_unix_seconds=now,
         )

@@ -20,6 +20,9 @@ class NodeFacts:
         settings_digest: Of the settings that must agree.
         role, epoch, master: Its standing.
         uptime_seconds: Of its kvtierd.
+        endpoint_life: The MetaService process that its endpoint reaches; "" for none.
+        survivors_missing: Its processes that knew the MetaService before and are not back yet.
+        clean_epoch: The last epoch that it ended as the master in order, with nothing in flight; 0 for none.
     """
 
     node: str
@@ -33,6 +36,9 @@ class NodeFacts:
     epoch: int = 0
     master: str = ""
     uptime_seconds: float = 0.0
+    endpoint_life: str = ""
+    survivors_missing: int = 0
+    clean_epoch: int = 0
 
 
 def differences(mine: NodeFacts, theirs: NodeFacts) -> tuple[str, ...]:

@@ -403,9 +403,7 @@ class LeaseCoordinator:
         """Tells everybody at once what matters most; the daemon publishes the rest when it serves."""
         term, network = self._term, self._network
         assert term is not None
-        view = ClusterView(
-            term.epoch, self._config.node, since_unix_seconds=time.time(), why=why, admit_all=False
-        )
+        view = ClusterView(term.epoch, self._config.node, since_unix_seconds=time.time(), why=why)
         current = network.board.newest
         if current is not None and network.board.mine:
             view = dataclasses.replace(current, epoch=term.epoch)

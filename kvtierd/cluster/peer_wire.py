@@ -109,6 +109,7 @@ def election_to_wire(message: AnyMessage) -> pb.ElectionMessage:
         wire.release.incarnation, wire.release.successor = message.incarnation, message.successor
     elif isinstance(message, EpochAnswer):
         wire.epoch_answer.remembers = message.remembers
+        wire.epoch_answer.promise_seconds = message.promise_seconds
     # A message that is all defaults would otherwise not say what it is.
     getattr(wire, _BODIES[type(message)]).SetInParent()
     return wire
@@ -163,7 +164,8 @@ def election_from_wire(wire: pb.ElectionMessage) -> AnyMessage:
     if body == "epoch_query":
         return EpochQuery(*base)
     if body == "epoch_answer":
-        return EpochAnswer(*base, wire.epoch_answer.remembers)
+        answer = wire.epoch_answer
+        return EpochAnswer(*base, answer.remembers, seconds("promise", answer.promise_seconds))
     raise malformed("it says nothing")
 
 
@@ -183,7 +185,8 @@ def view_to_wire(cluster: str, view: ClusterView | None, revision: int, age_seco
         config_store_url=view.config_store_url,
         since_unix_seconds=view.since_unix_seconds,
         why=view.why[:MAX_TEXT_CHARS],
-        admit_all=view.admit_all,
+        tier_state=view.tier_state,
+        served_life=view.served_life,
         revision=revision,
         age_seconds=age_seconds,
     )
@@ -208,7 +211,8 @@ def view_from_wire(wire: pb.View) -> ClusterView | None:
         config_store_url=text("config_store_url", wire.config_store_url),
         since_unix_seconds=seconds("since", wire.since_unix_seconds),
         why=text("why", wire.why),
-        admit_all=wire.admit_all,
+        tier_state=text("tier_state", wire.tier_state),
+        served_life=text("served_life", wire.served_life),
     )
 
 
@@ -229,6 +233,9 @@ def facts_to_wire(facts: NodeFacts) -> pb.NodeFacts:
         epoch=facts.epoch,
         master=facts.master,
         uptime_seconds=facts.uptime_seconds,
+        endpoint_life=facts.endpoint_life,
+        survivors_missing=facts.survivors_missing,
+        clean_epoch=facts.clean_epoch,
     )
 
 
@@ -250,6 +257,9 @@ def facts_from_wire(wire: pb.NodeFacts) -> NodeFacts:
         epoch=epoch("epoch", wire.epoch),
         master=text("master", wire.master),
         uptime_seconds=seconds("uptime", wire.uptime_seconds),
+        endpoint_life=text("endpoint_life", wire.endpoint_life),
+        survivors_missing=wire.survivors_missing,
+        clean_epoch=epoch("clean_epoch", wire.clean_epoch),
     )
 
 

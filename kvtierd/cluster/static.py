@@ -300,9 +300,7 @@ class StaticCoordinator:
     def _serve(self, wait_seconds: float) -> None:
         record = self._record
         assert record is not None
-        view = ClusterView(
-            record.epoch, self._node, since_unix_seconds=time.time(), why=self._why, admit_all=False
-        )
+        view = ClusterView(record.epoch, self._node, since_unix_seconds=time.time(), why=self._why)
         self._serve_after_seconds = self._now() + wait_seconds if wait_seconds else 0.0
         self._serving = self._network.board.publish(view)
         self._tell()

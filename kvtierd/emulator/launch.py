@@ -187,7 +187,8 @@ def main() -> NoReturn:
         root, command = _parse(sys.argv[1:])
         launch(root, command, os.environ)
     except KvtierError as error:
-        print(f"kvtierd emulator: {error}", file=sys.stderr)
+        # One line: the last one is what the status shows of a unit that ended at once.
+        print(f"kvtierd emulator: {'; '.join(str(error).splitlines())}", file=sys.stderr)
         sys.exit(error.exit_code if isinstance(error, UsageError) else EXIT_CANNOT_ENTER)
 
 

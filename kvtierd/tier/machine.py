@@ -42,6 +42,8 @@ class TierInputs:
         endpoint_mode: "serve", "quiesce", "recover"; ``None`` without an endpoint or when it does not answer.
         endpoint_admission: "all" or "survivors"; ``None`` likewise.
         clean_stop: The run before this one was stopped after a quiesce.
+        handed_over: The master before this one gave mastership to this node with nothing in flight: then the endpoint
+            recovers because of the change, not because of a death.
         survivors_missing: Client processes that the endpoint knew and that have not come back; also those without a
             rank count there.
         clients_alive: Some process that may have a rank is running: without any there are no survivors to wait for.
@@ -55,6 +57,7 @@ class TierInputs:
     endpoint_mode: str | None
     endpoint_admission: str | None
     clean_stop: bool = False
+    handed_over: bool = False
     survivors_missing: int = 0
     clients_alive: bool = True
 
@@ -150,7 +153,8 @@ class TierMachine:
         if first and seen.endpoint_mode != "recover":
             return
         # An endpoint that recovers has seen the death: then the quiesce was over before the stop came.
-        self._begin_recovery(seen, unclean=not seen.clean_stop or seen.endpoint_mode == "recover")
+        died = not seen.clean_stop or seen.endpoint_mode == "recover"
+        self._begin_recovery(seen, unclean=died and not seen.handed_over)
 
     def _begin_recovery(self, seen: TierInputs, *, unclean: bool) -> None:
         self._phase = "recovering"

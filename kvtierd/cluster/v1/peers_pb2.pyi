@@ -50,10 +50,12 @@ class ElectionMessage(_message.Message):
         __slots__ = ()
         def __init__(self) -> None: ...
     class EpochAnswer(_message.Message):
-        __slots__ = ("remembers",)
+        __slots__ = ("remembers", "promise_seconds")
         REMEMBERS_FIELD_NUMBER: _ClassVar[int]
+        PROMISE_SECONDS_FIELD_NUMBER: _ClassVar[int]
         remembers: bool
-        def __init__(self, remembers: _Optional[bool] = ...) -> None: ...
+        promise_seconds: float
+        def __init__(self, remembers: _Optional[bool] = ..., promise_seconds: _Optional[float] = ...) -> None: ...
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -89,7 +91,7 @@ class ElectionReply(_message.Message):
     def __init__(self, answers: _Optional[_Iterable[_Union[ElectionMessage, _Mapping]]] = ...) -> None: ...
 
 class View(_message.Message):
-    __slots__ = ("cluster", "epoch", "master", "address", "meta_service_url", "config_store_url", "since_unix_seconds", "why", "admit_all", "revision", "age_seconds")
+    __slots__ = ("cluster", "epoch", "master", "address", "meta_service_url", "config_store_url", "since_unix_seconds", "why", "tier_state", "served_life", "revision", "age_seconds")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MASTER_FIELD_NUMBER: _ClassVar[int]
@@ -98,7 +100,8 @@ class View(_message.Message):
     CONFIG_STORE_URL_FIELD_NUMBER: _ClassVar[int]
     SINCE_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
-    ADMIT_ALL_FIELD_NUMBER: _ClassVar[int]
+    TIER_STATE_FIELD_NUMBER: _ClassVar[int]
+    SERVED_LIFE_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
@@ -109,10 +112,11 @@ class View(_message.Message):
     config_store_url: str
     since_unix_seconds: float
     why: str
-    admit_all: bool
+    tier_state: str
+    served_life: str
     revision: int
     age_seconds: float
-    def __init__(self, cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., address: _Optional[str] = ..., meta_service_url: _Optional[str] = ..., config_store_url: _Optional[str] = ..., since_unix_seconds: _Optional[float] = ..., why: _Optional[str] = ..., admit_all: _Optional[bool] = ..., revision: _Optional[int] = ..., age_seconds: _Optional[float] = ...) -> None: ...
+    def __init__(self, cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., address: _Optional[str] = ..., meta_service_url: _Optional[str] = ..., config_store_url: _Optional[str] = ..., since_unix_seconds: _Optional[float] = ..., why: _Optional[str] = ..., tier_state: _Optional[str] = ..., served_life: _Optional[str] = ..., revision: _Optional[int] = ..., age_seconds: _Optional[float] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("cluster", "sender")
@@ -123,7 +127,7 @@ class WatchRequest(_message.Message):
     def __init__(self, cluster: _Optional[str] = ..., sender: _Optional[str] = ...) -> None: ...
 
 class NodeFacts(_message.Message):
-    __slots__ = ("node", "version", "memcache_version", "hash_seed", "world_size", "protocol", "settings_digest", "role", "epoch", "master", "uptime_seconds")
+    __slots__ = ("node", "version", "memcache_version", "hash_seed", "world_size", "protocol", "settings_digest", "role", "epoch", "master", "uptime_seconds", "endpoint_life", "survivors_missing", "clean_epoch")
     NODE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMCACHE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +139,9 @@ class NodeFacts(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MASTER_FIELD_NUMBER: _ClassVar[int]
     UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_LIFE_FIELD_NUMBER: _ClassVar[int]
+    SURVIVORS_MISSING_FIELD_NUMBER: _ClassVar[int]
+    CLEAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
     node: str
     version: str
     memcache_version: str
@@ -146,7 +153,10 @@ class NodeFacts(_message.Message):
     epoch: int
     master: str
     uptime_seconds: float
-    def __init__(self, node: _Optional[str] = ..., version: _Optional[str] = ..., memcache_version: _Optional[str] = ..., hash_seed: _Optional[str] = ..., world_size: _Optional[int] = ..., protocol: _Optional[str] = ..., settings_digest: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., uptime_seconds: _Optional[float] = ...) -> None: ...
+    endpoint_life: str
+    survivors_missing: int
+    clean_epoch: int
+    def __init__(self, node: _Optional[str] = ..., version: _Optional[str] = ..., memcache_version: _Optional[str] = ..., hash_seed: _Optional[str] = ..., world_size: _Optional[int] = ..., protocol: _Optional[str] = ..., settings_digest: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., endpoint_life: _Optional[str] = ..., survivors_missing: _Optional[int] = ..., clean_epoch: _Optional[int] = ...) -> None: ...
 
 class HelloRequest(_message.Message):
     __slots__ = ("cluster", "facts", "view")

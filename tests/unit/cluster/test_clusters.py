@@ -36,9 +36,7 @@ async def test_three_voters_elect_one_master_and_everybody_follows_over_tls(tmp_
     async with running(lab):
         master = await lab.master(seconds=LEASE_SECONDS + 5.0)
         assert master.name in "abc"
-        view = ClusterView(
-            master.standing.epoch, master.name, "127.0.0.1", "tcp://x:5000", admit_all=True, why="serves"
-        )
+        view = ClusterView(master.standing.epoch, master.name, "127.0.0.1", "tcp://x:5000", why="serves")
         assert master.network.board.publish(view)
         await lab.until(lambda: all(n.network.board.newest == view for n in lab.nodes.values()))
         assert {p.name for p in lab["d"].coordinator.peers()} == set("abc")

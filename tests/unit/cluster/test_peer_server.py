@@ -134,11 +134,11 @@ async def test_a_view_in_a_hello_is_news_for_the_server_too(secure):
 async def test_an_election_message_goes_to_the_elector_and_its_answers_come_back(secure):
     async def elect(message):
         assert message == QUERY
-        return [EpochAnswer(CLUSTER, "digest", "a", 3, 7, True)]
+        return [EpochAnswer(CLUSTER, "digest", "a", 3, 7, True, 1.2)]
 
     secure.network.desk.elect = elect
     other = secure.link_of("b")
-    assert await other.elect("a", QUERY, 5.0) == [EpochAnswer(CLUSTER, "digest", "a", 3, 7, True)]
+    assert await other.elect("a", QUERY, 5.0) == [EpochAnswer(CLUSTER, "digest", "a", 3, 7, True, 1.2)]
 
 
 async def test_a_voter_with_other_settings_is_counted_and_logged_once(secure):
@@ -169,7 +169,7 @@ async def test_a_voter_that_does_not_vote_says_why(secure):
 
 async def test_answers_that_are_from_somebody_else_are_refused_by_the_link(secure):
     async def elect(message):
-        return [EpochAnswer(CLUSTER, "digest", "c", 3, 7, True)]
+        return [EpochAnswer(CLUSTER, "digest", "c", 3, 7, True, 1.2)]
 
     secure.network.desk.elect = elect
     other = secure.link_of("b")
