@@ -109,6 +109,7 @@ def election_to_wire(message: AnyMessage) -> pb.ElectionMessage:
         wire.release.incarnation, wire.release.successor = message.incarnation, message.successor
     elif isinstance(message, EpochAnswer):
         wire.epoch_answer.remembers = message.remembers
+        wire.epoch_answer.promise_seconds = message.promise_seconds
     # A message that is all defaults would otherwise not say what it is.
     getattr(wire, _BODIES[type(message)]).SetInParent()
     return wire
@@ -163,7 +164,8 @@ def election_from_wire(wire: pb.ElectionMessage) -> AnyMessage:
     if body == "epoch_query":
         return EpochQuery(*base)
     if body == "epoch_answer":
-        return EpochAnswer(*base, wire.epoch_answer.remembers)
+        answer = wire.epoch_answer
+        return EpochAnswer(*base, answer.remembers, seconds("promise", answer.promise_seconds))
     raise malformed("it says nothing")
 
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvtierd/v1/peers.proto\x12\nkvtierd.v1\"\xf0\x06\n\x0f\x45lectionMessage\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0e\n\x06sender\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x0e\n\x06number\x18\x05 \x01(\x04\x12\x32\n\x05probe\x18\x06 \x01(\x0b\x32!.kvtierd.v1.ElectionMessage.ProbeH\x00\x12\x36\n\x07willing\x18\x07 \x01(\x0b\x32#.kvtierd.v1.ElectionMessage.WillingH\x00\x12\x36\n\x07request\x18\x08 \x01(\x0b\x32#.kvtierd.v1.ElectionMessage.RequestH\x00\x12\x32\n\x05grant\x18\t \x01(\x0b\x32!.kvtierd.v1.ElectionMessage.GrantH\x00\x12\x36\n\x07refusal\x18\n \x01(\x0b\x32#.kvtierd.v1.ElectionMessage.RefusalH\x00\x12\x36\n\x07release\x18\x0b \x01(\x0b\x32#.kvtierd.v1.ElectionMessage.ReleaseH\x00\x12=\n\x0b\x65poch_query\x18\x0c \x01(\x0b\x32&.kvtierd.v1.ElectionMessage.EpochQueryH\x00\x12?\n\x0c\x65poch_answer\x18\r \x01(\x0b\x32\'.kvtierd.v1.ElectionMessage.EpochAnswerH\x00\x1a\x33\n\x05Probe\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x15\n\rlease_seconds\x18\x02 \x01(\x01\x1a\t\n\x07Willing\x1a\x35\n\x07Request\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x15\n\rlease_seconds\x18\x02 \x01(\x01\x1a\x1d\n\x05Grant\x12\x14\n\x0cidle_seconds\x18\x01 \x01(\x01\x1a\x44\n\x07Refusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12\x19\n\x11remaining_seconds\x18\x03 \x01(\x01\x1a\x31\n\x07Release\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x11\n\tsuccessor\x18\x02 \x01(\t\x1a\x0c\n\nEpochQuery\x1a \n\x0b\x45pochAnswer\x12\x11\n\tremembers\x18\x01 \x01(\x08\x42\x06\n\x04\x62ody\"=\n\rElectionReply\x12,\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1b.kvtierd.v1.ElectionMessage\"\xf4\x01\n\x04View\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06master\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x18\n\x10meta_service_url\x18\x05 \x01(\t\x12\x18\n\x10\x63onfig_store_url\x18\x06 \x01(\t\x12\x1a\n\x12since_unix_seconds\x18\x07 \x01(\x01\x12\x0b\n\x03why\x18\x08 \x01(\t\x12\x12\n\ntier_state\x18\t \x01(\t\x12\x13\n\x0bserved_life\x18\x0c \x01(\t\x12\x10\n\x08revision\x18\n \x01(\x04\x12\x13\n\x0b\x61ge_seconds\x18\x0b \x01(\x01\"/\n\x0cWatchRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0e\n\x06sender\x18\x02 \x01(\t\"\xa2\x02\n\tNodeFacts\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x18\n\x10memcache_version\x18\x03 \x01(\t\x12\x11\n\thash_seed\x18\x04 \x01(\t\x12\x12\n\nworld_size\x18\x05 \x01(\r\x12\x10\n\x08protocol\x18\x06 \x01(\t\x12\x17\n\x0fsettings_digest\x18\x07 \x01(\t\x12\x0c\n\x04role\x18\x08 \x01(\t\x12\r\n\x05\x65poch\x18\t \x01(\x04\x12\x0e\n\x06master\x18\n \x01(\t\x12\x16\n\x0euptime_seconds\x18\x0b \x01(\x01\x12\x15\n\rendpoint_life\x18\x0c \x01(\t\x12\x19\n\x11survivors_missing\x18\r \x01(\r\x12\x13\n\x0b\x63lean_epoch\x18\x0e \x01(\x04\"e\n\x0cHelloRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12$\n\x05\x66\x61\x63ts\x18\x02 \x01(\x0b\x32\x15.kvtierd.v1.NodeFacts\x12\x1e\n\x04view\x18\x03 \x01(\x0b\x32\x10.kvtierd.v1.View\"\x8c\x01\n\nHelloReply\x12$\n\x05\x66\x61\x63ts\x18\x01 \x01(\x0b\x32\x15.kvtierd.v1.NodeFacts\x12\x1e\n\x04view\x18\x02 \x01(\x0b\x32\x10.kvtierd.v1.View\x12\x1d\n\x15received_unix_seconds\x18\x03 \x01(\x01\x12\x19\n\x11sent_unix_seconds\x18\x04 \x01(\x01\"A\n\x0fTakeOverRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0e\n\x06sender\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"X\n\rTakeOverReply\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07problem\x18\x03 \x01(\t\x12\x0b\n\x03why\x18\x04 \x01(\t\x12\x0c\n\x04hint\x18\x05 \x01(\t2\x82\x02\n\x05Peers\x12?\n\x05\x45lect\x12\x1b.kvtierd.v1.ElectionMessage\x1a\x19.kvtierd.v1.ElectionReply\x12\x39\n\tWatchView\x12\x18.kvtierd.v1.WatchRequest\x1a\x10.kvtierd.v1.View0\x01\x12\x39\n\x05Hello\x12\x18.kvtierd.v1.HelloRequest\x1a\x16.kvtierd.v1.HelloReply\x12\x42\n\x08TakeOver\x12\x1b.kvtierd.v1.TakeOverRequest\x1a\x19.kvtierd.v1.TakeOverReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x16kvtierd/v1/peers.proto\x12\nkvtierd.v1\"\x89\x07\n\x0f\x45lectionMessage\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0e\n\x06\x64igest\x18\x02 \x01(\t\x12\x0e\n\x06sender\x18\x03 \x01(\t\x12\r\n\x05\x65poch\x18\x04 \x01(\x04\x12\x0e\n\x06number\x18\x05 \x01(\x04\x12\x32\n\x05probe\x18\x06 \x01(\x0b\x32!.kvtierd.v1.ElectionMessage.ProbeH\x00\x12\x36\n\x07willing\x18\x07 \x01(\x0b\x32#.kvtierd.v1.ElectionMessage.WillingH\x00\x12\x36\n\x07request\x18\x08 \x01(\x0b\x32#.kvtierd.v1.ElectionMessage.RequestH\x00\x12\x32\n\x05grant\x18\t \x01(\x0b\x32!.kvtierd.v1.ElectionMessage.GrantH\x00\x12\x36\n\x07refusal\x18\n \x01(\x0b\x32#.kvtierd.v1.ElectionMessage.RefusalH\x00\x12\x36\n\x07release\x18\x0b \x01(\x0b\x32#.kvtierd.v1.ElectionMessage.ReleaseH\x00\x12=\n\x0b\x65poch_query\x18\x0c \x01(\x0b\x32&.kvtierd.v1.ElectionMessage.EpochQueryH\x00\x12?\n\x0c\x65poch_answer\x18\r \x01(\x0b\x32\'.kvtierd.v1.ElectionMessage.EpochAnswerH\x00\x1a\x33\n\x05Probe\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x15\n\rlease_seconds\x18\x02 \x01(\x01\x1a\t\n\x07Willing\x1a\x35\n\x07Request\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x15\n\rlease_seconds\x18\x02 \x01(\x01\x1a\x1d\n\x05Grant\x12\x14\n\x0cidle_seconds\x18\x01 \x01(\x01\x1a\x44\n\x07Refusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06holder\x18\x02 \x01(\t\x12\x19\n\x11remaining_seconds\x18\x03 \x01(\x01\x1a\x31\n\x07Release\x12\x13\n\x0bincarnation\x18\x01 \x01(\x04\x12\x11\n\tsuccessor\x18\x02 \x01(\t\x1a\x0c\n\nEpochQuery\x1a\x39\n\x0b\x45pochAnswer\x12\x11\n\tremembers\x18\x01 \x01(\x08\x12\x17\n\x0fpromise_seconds\x18\x02 \x01(\x01\x42\x06\n\x04\x62ody\"=\n\rElectionReply\x12,\n\x07\x61nswers\x18\x01 \x03(\x0b\x32\x1b.kvtierd.v1.ElectionMessage\"\xf4\x01\n\x04View\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\x12\x0e\n\x06master\x18\x03 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x04 \x01(\t\x12\x18\n\x10meta_service_url\x18\x05 \x01(\t\x12\x18\n\x10\x63onfig_store_url\x18\x06 \x01(\t\x12\x1a\n\x12since_unix_seconds\x18\x07 \x01(\x01\x12\x0b\n\x03why\x18\x08 \x01(\t\x12\x12\n\ntier_state\x18\t \x01(\t\x12\x13\n\x0bserved_life\x18\x0c \x01(\t\x12\x10\n\x08revision\x18\n \x01(\x04\x12\x13\n\x0b\x61ge_seconds\x18\x0b \x01(\x01\"/\n\x0cWatchRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0e\n\x06sender\x18\x02 \x01(\t\"\xa2\x02\n\tNodeFacts\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x18\n\x10memcache_version\x18\x03 \x01(\t\x12\x11\n\thash_seed\x18\x04 \x01(\t\x12\x12\n\nworld_size\x18\x05 \x01(\r\x12\x10\n\x08protocol\x18\x06 \x01(\t\x12\x17\n\x0fsettings_digest\x18\x07 \x01(\t\x12\x0c\n\x04role\x18\x08 \x01(\t\x12\r\n\x05\x65poch\x18\t \x01(\x04\x12\x0e\n\x06master\x18\n \x01(\t\x12\x16\n\x0euptime_seconds\x18\x0b \x01(\x01\x12\x15\n\rendpoint_life\x18\x0c \x01(\t\x12\x19\n\x11survivors_missing\x18\r \x01(\r\x12\x13\n\x0b\x63lean_epoch\x18\x0e \x01(\x04\"e\n\x0cHelloRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12$\n\x05\x66\x61\x63ts\x18\x02 \x01(\x0b\x32\x15.kvtierd.v1.NodeFacts\x12\x1e\n\x04view\x18\x03 \x01(\x0b\x32\x10.kvtierd.v1.View\"\x8c\x01\n\nHelloReply\x12$\n\x05\x66\x61\x63ts\x18\x01 \x01(\x0b\x32\x15.kvtierd.v1.NodeFacts\x12\x1e\n\x04view\x18\x02 \x01(\x0b\x32\x10.kvtierd.v1.View\x12\x1d\n\x15received_unix_seconds\x18\x03 \x01(\x01\x12\x19\n\x11sent_unix_seconds\x18\x04 \x01(\x01\"A\n\x0fTakeOverRequest\x12\x0f\n\x07\x63luster\x18\x01 \x01(\t\x12\x0e\n\x06sender\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\"X\n\rTakeOverReply\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12\x0f\n\x07problem\x18\x03 \x01(\t\x12\x0b\n\x03why\x18\x04 \x01(\t\x12\x0c\n\x04hint\x18\x05 \x01(\t2\x82\x02\n\x05Peers\x12?\n\x05\x45lect\x12\x1b.kvtierd.v1.ElectionMessage\x1a\x19.kvtierd.v1.ElectionReply\x12\x39\n\tWatchView\x12\x18.kvtierd.v1.WatchRequest\x1a\x10.kvtierd.v1.View0\x01\x12\x39\n\x05Hello\x12\x18.kvtierd.v1.HelloRequest\x1a\x16.kvtierd.v1.HelloReply\x12\x42\n\x08TakeOver\x12\x1b.kvtierd.v1.TakeOverRequest\x1a\x19.kvtierd.v1.TakeOverReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'kvtierd.v1.peers_pb2', _glo
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ELECTIONMESSAGE']._serialized_start=39
-  _globals['_ELECTIONMESSAGE']._serialized_end=919
+  _globals['_ELECTIONMESSAGE']._serialized_end=944
   _globals['_ELECTIONMESSAGE_PROBE']._serialized_start=594
   _globals['_ELECTIONMESSAGE_PROBE']._serialized_end=645
   _globals['_ELECTIONMESSAGE_WILLING']._serialized_start=647
@@ -48,23 +48,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ELECTIONMESSAGE_EPOCHQUERY']._serialized_start=865
   _globals['_ELECTIONMESSAGE_EPOCHQUERY']._serialized_end=877
   _globals['_ELECTIONMESSAGE_EPOCHANSWER']._serialized_start=879
-  _globals['_ELECTIONMESSAGE_EPOCHANSWER']._serialized_end=911
-  _globals['_ELECTIONREPLY']._serialized_start=921
-  _globals['_ELECTIONREPLY']._serialized_end=982
-  _globals['_VIEW']._serialized_start=985
-  _globals['_VIEW']._serialized_end=1229
-  _globals['_WATCHREQUEST']._serialized_start=1231
-  _globals['_WATCHREQUEST']._serialized_end=1278
-  _globals['_NODEFACTS']._serialized_start=1281
-  _globals['_NODEFACTS']._serialized_end=1571
-  _globals['_HELLOREQUEST']._serialized_start=1573
-  _globals['_HELLOREQUEST']._serialized_end=1674
-  _globals['_HELLOREPLY']._serialized_start=1677
-  _globals['_HELLOREPLY']._serialized_end=1817
-  _globals['_TAKEOVERREQUEST']._serialized_start=1819
-  _globals['_TAKEOVERREQUEST']._serialized_end=1884
-  _globals['_TAKEOVERREPLY']._serialized_start=1886
-  _globals['_TAKEOVERREPLY']._serialized_end=1974
-  _globals['_PEERS']._serialized_start=1977
-  _globals['_PEERS']._serialized_end=2235
+  _globals['_ELECTIONMESSAGE_EPOCHANSWER']._serialized_end=936
+  _globals['_ELECTIONREPLY']._serialized_start=946
+  _globals['_ELECTIONREPLY']._serialized_end=1007
+  _globals['_VIEW']._serialized_start=1010
+  _globals['_VIEW']._serialized_end=1254
+  _globals['_WATCHREQUEST']._serialized_start=1256
+  _globals['_WATCHREQUEST']._serialized_end=1303
+  _globals['_NODEFACTS']._serialized_start=1306
+  _globals['_NODEFACTS']._serialized_end=1596
+  _globals['_HELLOREQUEST']._serialized_start=1598
+  _globals['_HELLOREQUEST']._serialized_end=1699
+  _globals['_HELLOREPLY']._serialized_start=1702
+  _globals['_HELLOREPLY']._serialized_end=1842
+  _globals['_TAKEOVERREQUEST']._serialized_start=1844
+  _globals['_TAKEOVERREQUEST']._serialized_end=1909
+  _globals['_TAKEOVERREPLY']._serialized_start=1911
+  _globals['_TAKEOVERREPLY']._serialized_end=1999
+  _globals['_PEERS']._serialized_start=2002
+  _globals['_PEERS']._serialized_end=2260
 # @@protoc_insertion_point(module_scope)

@@ -50,10 +50,12 @@ class ElectionMessage(_message.Message):
         __slots__ = ()
         def __init__(self) -> None: ...
     class EpochAnswer(_message.Message):
-        __slots__ = ("remembers",)
+        __slots__ = ("remembers", "promise_seconds")
         REMEMBERS_FIELD_NUMBER: _ClassVar[int]
+        PROMISE_SECONDS_FIELD_NUMBER: _ClassVar[int]
         remembers: bool
-        def __init__(self, remembers: _Optional[bool] = ...) -> None: ...
+        promise_seconds: float
+        def __init__(self, remembers: _Optional[bool] = ..., promise_seconds: _Optional[float] = ...) -> None: ...
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
