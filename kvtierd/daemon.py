@@ -396,7 +396,8 @@ class Daemon:
                 return f"waits for {other} ({view.state if view else 'not there'})"
         tier = node.tier
         if self._mastership is not None and spec.kind in {"pool", "engine"}:
-            reached = node.endpoint_status is None or node.endpoint_status["backend"]["reachable"]
+            # An endpoint that has not said yet whether it reaches the master counts as one that does not.
+            reached = node.endpoint_status is not None and node.endpoint_status["backend"]["reachable"]
             if node.endpoint is not None and not reached:
                 return f"waits for the MetaService of {node.master or 'a master'}"
         if node.keeper is not None and node.endpoint is None and tier.phase == "recovering":
