@@ -10,8 +10,11 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
+
+import psutil
 
 from kvtierd import __version__
 from kvtierd.cluster.election_messages import HeldLease
@@ -25,6 +28,7 @@ from kvtierd.cluster.observer import ObserverCoordinator
 from kvtierd.cluster.standing import Coordinator
 from kvtierd.cluster.static import StaticCoordinator
 from kvtierd.cluster.tls import PeerTls
+from kvtierd.errors import ClusterError
 from kvtierd.plan.model import NodePlan
 from kvtierd.plan.units import LEASE_FILE
 from kvtierd.settings import Settings
@@ -88,6 +92,27 @@ def make_coordination(
     else:
         coordinator = ObserverCoordinator(network, following)
     return Coordination(network, coordinator, security, following)
+
+
+def name_of_witness(settings: Settings) -> str:
+    """This machine's name among the peers: as written, or by its address.
+
+    Raises:
+        ClusterError: it is not there, or not as a witness.
+    """
+    mine = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
+    peers = settings.cluster.peers
+    by_address = next((p.name for p in peers if p.address in mine), "")
+    name = settings.node.name or by_address or socket.gethostname()
+    peer = next((p for p in peers if p.name == name), None)
+    if peer is None or not peer.witness:
+        witnesses = ", ".join(p.name for p in peers if p.witness) or "none"
+        raise ClusterError(
+            f"this machine ({name}) is no witness of the cluster",
+            hint=f"witnesses in [cluster] peers: {witnesses}; without --witness it is a node like the others",
+            code="cluster.no-witness",
+        )
+    return name
 
 
 def held_lease(runtime: Path) -> HeldLease | None:

@@ -26,7 +26,7 @@ from kvtierd.assembly import (
 from kvtierd.cluster.hello import NodeFacts
 from kvtierd.control.server import ControlServer
 from kvtierd.control.v1 import control_pb2 as pb
-from kvtierd.coordination import facts_of, make_coordination
+from kvtierd.coordination import facts_of, make_coordination, name_of_witness
 from kvtierd.engines.l3_switch import DetachedEngines
 from kvtierd.engines.proof import GenerationProof
 from kvtierd.engines.rolling import Member, next_to_restart
@@ -74,7 +74,9 @@ ROLL_SECONDS = 1800.0  # until a restarted engine is ready: large models load fo
 class Daemon:
     """The stages and the loop of one node."""
 
-    def __init__(self, settings_file: Path, settings: Settings, choice: Choice) -> None:
+    def __init__(
+        self, settings_file: Path, settings: Settings, choice: Choice, *, witness: bool = False
+    ) -> None:
         backend = choice.backend
         self._proof = GenerationProof(self._driver)
         supervisor = Supervisor(
@@ -95,6 +97,7 @@ class Daemon:
             observer=EngineObserver(fetch_text),
             lines=LineObserver(backend.follow),
             detached=DetachedEngines(Path(settings.paths.state) / DETACHED_FILE),
+            witness=witness,
         )
         self._verbs = NodeVerbs(self.node, self._reload)
         self._takeover = Takeover(self.node, self._verbs.act)
@@ -130,6 +133,11 @@ class Daemon:
                 "info", "daemon.started", f"kvtierd {__version__} started, {len(adopted)} running units found"
             )
             service.ready()
+            if node.witness:
+                self._join_cluster()
+                node.planned = True
+                await self._loop(service)
+                return
             # Beside the loop: a hung npu-smi must keep neither the watchdog nor the running units waiting.
             self._spawn(self._first_plan())
             await self._loop(service)
@@ -166,11 +174,17 @@ class Daemon:
     def _join_cluster(self) -> None:
         """Takes part in the cluster, once it is known which of its nodes this is."""
         node = self.node
-        if self._mastership is not None or node.plan is None or node.settings.cluster.mode == "standalone":
+        if self._mastership is not None or node.settings.cluster.mode == "standalone":
+            return
+        if node.plan is None and not node.witness:
             return
         meta = node.view(META_ID)
         part = make_coordination(
-            node.settings, node.plan.node, self._facts, meta_runs=meta is not None and meta.pid is not None
+            node.settings,
+            node.plan.node if node.plan is not None else name_of_witness(node.settings),
+            self._facts,
+            witness=node.witness,
+            meta_runs=meta is not None and meta.pid is not None,
         )
         self._mastership = Mastership(node, part)
         self._verbs.cluster.join(part, self._mastership)
@@ -259,6 +273,8 @@ class Daemon:
     async def _round(self) -> None:
         plan = self.node.plan
         if plan is None:
+            if self.node.witness and self._mastership is not None:
+                self._mastership.show()
             return
         if self._mastership is not None:
             await self._mastership.round()
@@ -443,10 +459,12 @@ async def _nothing() -> None:
     return None
 
 
-async def _run(settings_file: Path, settings: Settings, service: ServiceManager) -> None:
+async def _run(
+    settings_file: Path, settings: Settings, service: ServiceManager, *, witness: bool = False
+) -> None:
     paths = settings.paths
     choice = await choose_backend(settings.daemon.backend, Path(paths.runtime), Path(paths.logs))
-    await Daemon(settings_file, settings, choice).run(service)
+    await Daemon(settings_file, settings, choice, witness=witness).run(service)
 
 
 def argument_parser() -> argparse.ArgumentParser:
@@ -462,22 +480,29 @@ def argument_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help=f"settings file; default {DEFAULT_SETTINGS}",
     )
+    parser.add_argument(
+        "--witness", action="store_true",
+        help="only vote for a master (mode lease): a machine without NPUs, MemCache and engines",
+    )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"kvtierd {__version__}")
     return parser
 
 
 def main() -> None:
     """Entry point of kvtierd."""
-    file = argument_parser().parse_args().settings.absolute()
+    arguments = argument_parser().parse_args()
+    file = arguments.settings.absolute()
     service = ServiceManager()
     locks: list[DirectoryLock] = []
     try:
         settings = load_settings(file)
+        if arguments.witness:
+            name_of_witness(settings)  # refused now, if it is none
         configure_logging(settings.daemon.log_level, settings.daemon.log_format)
         for directory in (settings.paths.state, settings.paths.runtime):
             locks.append(DirectoryLock(Path(directory)))
             locks[-1].acquire()
-        asyncio.run(_run(file, settings, service))
+        asyncio.run(_run(file, settings, service, witness=arguments.witness))
     except KvtierError as error:
         print(f"kvtierd: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

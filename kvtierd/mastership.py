@@ -85,13 +85,13 @@ class Mastership:
 
     @property
     def _name(self) -> str:
-        return self._node.plan.node if self._node.plan is not None else ""
+        return self.part.network.node
 
     async def round(self) -> None:
         """Does what is due. Never raises for something that the next round may mend."""
         self._tell_of_changes()
         self.judge_fitness()
-        self._show()
+        self.show()
         for duty in duties(self._look()):
             try:
                 await self._carry_out(duty)
@@ -172,7 +172,7 @@ class Mastership:
         self._next_greeting = now + GREET_AGAIN_SECONDS
         self._greeting = asyncio.create_task(self.part.network.greet(list(self.part.network.links)))
 
-    def _show(self) -> None:
+    def show(self) -> None:
         """What status says of the cluster."""
         node, standing, view = self._node, self.coordinator.standing, self.board.newest
         node.role, node.master, node.master_why = standing.role, self.master, standing.why

@@ -38,12 +38,12 @@ from kvtierd.cluster.epoch_store import EpochStore
 from kvtierd.cluster.following import Following
 from kvtierd.cluster.network import PeerNetwork
 from kvtierd.cluster.observer import elects
+from kvtierd.cluster.outbox import Outbox, check_successor
 from kvtierd.cluster.standing import ClusterView, PeerContact, Standing
 from kvtierd.errors import ClusterError, KvtierError
 from kvtierd.settings import ClusterSettings
 
 MOST_MAIL = 256  # messages that wait for the disk; more are refused
-MOST_SENDS = 8  # to one voter that have not been answered
 LONGEST_WAIT_SECONDS = 0.5  # a host that slept must not be found out later than this
 RETRY_SECONDS = 2.0
 HAND_OVER_SECONDS = 2.0
@@ -118,10 +118,13 @@ class LeaseCoordinator:
         self._elector: Elector | None = None
         self._problem = "this voter has not begun yet"
         self._failed = False
+        self._ticked = False
         self._term: _Term | None = None
         self._why_lost = ""
         self._mail: asyncio.Queue[_Mail | _Resign] = asyncio.Queue(MOST_MAIL)
-        self._sends: dict[asyncio.Task[None], str] = {}
+        self._outbox = Outbox(
+            network, max(0.5, config.lease_seconds / 3), lambda answer: self._post(_Mail(answer))
+        )
         self._greetings: set[asyncio.Task[set[str]]] = set()
         self._disk = concurrent.futures.ThreadPoolExecutor(1, "epoch file")
         self._changed: Callable[[Standing], None] = lambda standing: None
@@ -168,8 +171,9 @@ class LeaseCoordinator:
         finally:
             if self._alarm is not None:
                 self._alarm.cancel()
-            for task in (*self._sends, *self._greetings):
-                task.cancel()
+            self._outbox.cancel()
+            for greeting in self._greetings:
+                greeting.cancel()
 
     def set_fit(self, fit: bool, why: str = "") -> None:
         """Whether this node may become the master; a witness never may. A lease it holds it keeps."""
@@ -201,36 +205,11 @@ class LeaseCoordinator:
                 f"{self._config.node} is not the master, so it has nothing to hand over",
                 code="cluster.not-master",
             )
-        witnesses = {peer.name for peer in self._network.settings.peers if peer.witness}
-        candidates = [name for name in self._config.others if name not in witnesses]
-        if to not in candidates:
-            raise ClusterError(
-                f"{to} cannot become the master",
-                why="it is a witness, which only votes" if to in witnesses else "it is not another voter",
-                hint=f"choose one of {', '.join(candidates)}",
-                code="cluster.no-such-node",
-            )
-        if not await self._network.reach(to, HAND_OVER_SECONDS):
-            raise ClusterError(
-                f"{to} cannot be reached, so it cannot become the master",
-                why=self._network.contact(to).problem,
-                hint="choose another node; nothing was given up",
-                code="cluster.unreachable",
-            )
-        up_seconds = self._network.uptime_seconds(to)
-        if up_seconds < self._config.promise_seconds:
-            raise ClusterError(
-                f"{to} cannot become the master yet",
-                why=f"it was started {up_seconds:.0f} s ago; a voter waits for {self._config.promise_seconds:.0f} s first",
-                hint="try again in a moment; nothing was given up",
-                code="cluster.unreachable",
-            )
+        await check_successor(self._network, self._config.others, to, self._config.promise_seconds)
         resign = _Resign(to, asyncio.get_running_loop().create_future())
         self._post(resign)
         await resign.done
-        told = list(self._sends)
-        if told:
-            await asyncio.wait(told, timeout=HAND_OVER_SECONDS)
+        await self._outbox.settle(HAND_OVER_SECONDS)
 
     async def promote(self) -> None:
         """Raises ``cluster.elects``."""
@@ -282,6 +261,8 @@ class LeaseCoordinator:
             # Its MetaService runs already, unless this very process has waited for its time.
             serve_after = self._term.serve_after_seconds if self._term is not None else 0.0
             self._term = _Term(held.epoch, held.until_seconds, serve_after)
+            self._arm()
+            self._tell()
             self._publish("it has gone on with its lease after a restart of kvtierd")
         self._tell()
 
@@ -293,14 +274,16 @@ class LeaseCoordinator:
         return state
 
     async def _next(self, elector: Elector) -> _Mail | _Resign | None:
-        """A message, or ``None`` when something may be due."""
-        if not self._mail.empty():
-            return self._mail.get_nowait()
+        """A message, or ``None`` when something may be due; in turns, so that neither keeps the other waiting."""
         wait_seconds = min(elector.next_wake_seconds() - self._now(), LONGEST_WAIT_SECONDS)
+        if not self._mail.empty() and (wait_seconds > 0 or self._ticked):
+            self._ticked = False
+            return self._mail.get_nowait()
         if wait_seconds > 0:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_seconds):
                     return await self._mail.get()
+        self._ticked = True
         return None
 
     async def _do(self, elector: Elector, item: _Mail | _Resign | None) -> None:
@@ -336,7 +319,7 @@ class LeaseCoordinator:
                 if answers is not None and effect.to == sender:
                     answers.append(effect.message)
                 else:
-                    self._send(effect)
+                    self._outbox.send(effect.to, effect.message)
             elif isinstance(effect, Persist):
                 await self._on_disk(lambda state=effect.state: self._store.save(state))  # type: ignore[misc]
             elif isinstance(effect, LeaseLost):
@@ -352,10 +335,7 @@ class LeaseCoordinator:
             serve_after = before.serve_after_seconds if before is not None else 0.0
             self._term = _Term(effect.epoch, effect.until_seconds, serve_after)
         self._why_lost = ""
-        if self._alarm is None:
-            self._alarm = asyncio.get_running_loop().call_later(
-                max(0.0, effect.until_seconds - self._now()), self._ring
-            )
+        self._arm()
         # The guard first, the others after it.
         self._tell()
         if not isinstance(effect, LeaseRenewed):
@@ -368,15 +348,19 @@ class LeaseCoordinator:
         self._network.board.withdraw()
         self._tell()
 
+    def _arm(self) -> None:
+        """Sets an alarm for the lease's end as it is now."""
+        if self._alarm is None and self._term is not None:
+            left_seconds = max(0.0, self._term.until_seconds - self._now())
+            self._alarm = asyncio.get_running_loop().call_later(left_seconds, self._ring)
+
     def _ring(self) -> None:
-        """The lease's end as it was when this was set. It notices even while the task waits for the disk."""
+        """Notices the end even while the task waits for the disk; sets itself again after a renewal."""
         self._alarm = None
-        term = self._term
-        if term is None:
+        if self._term is None:
             return
-        left = term.until_seconds - self._now()
-        if left > 0:
-            self._alarm = asyncio.get_running_loop().call_later(left, self._ring)
+        if self._now() < self._term.until_seconds:
+            self._arm()
             return
         self._network.board.withdraw()
         self._tell()
@@ -401,22 +385,6 @@ class LeaseCoordinator:
             self._mail.put_nowait(item)
         except asyncio.QueueFull:
             raise _no_vote("its disk is too slow for what it is asked") from None
-
-    def _send(self, effect: Send) -> None:
-        """One that is one too many gets lost, as the network might lose it."""
-        if sum(to == effect.to for to in self._sends.values()) >= MOST_SENDS:
-            return
-        task = asyncio.create_task(self._exchange(effect.to, effect.message))
-        self._sends[task] = effect.to
-        task.add_done_callback(lambda done: self._sends.pop(done, None))
-
-    async def _exchange(self, to: str, message: AnyMessage) -> None:
-        try:
-            answers = await self._network.elect(to, message, max(0.5, self._config.lease_seconds / 3))
-            for answer in answers:
-                self._post(_Mail(answer))
-        except ClusterError:
-            return  # the link says why; the elector asks again
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
         """In the disk's own thread, one after the other."""

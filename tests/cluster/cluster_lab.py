@@ -73,7 +73,7 @@ class ClusterNode(DemoNode):
         (self.root / MEMORY_OF).symlink_to(memory)
         text = self.settings.read_text().replace('name = "demo"', f'name = "{name}"')
         self.settings.write_text(text + cluster)
-        self.ports = {key: int(re.search(rf"^{key} = (\d+)", text, re.M)[1]) for key in PORTS}  # type: ignore[index]
+        self.ports = {key: int(re.search(rf"^{key} = (\d+)", text, re.MULTILINE)[1]) for key in PORTS}  # type: ignore[index]
 
     def start_daemon(self) -> None:
         env = {k: v for k, v in os.environ.items() if not k.startswith("KVTIERD_")}

@@ -34,7 +34,19 @@ FAULTS: list[Fault] = []
 
 
 def table() -> list[str]:
-    rows = [("WHAT WAS DONE", "EPOCH", "SERVING", "HITS", "ALL HIT", "TWO AT ONCE", "FAILED", "WRONG", "LONGEST REQUEST")]
+    rows = [
+        (
+            "WHAT WAS DONE",
+            "EPOCH",
+            "SERVING",
+            "HITS",
+            "ALL HIT",
+            "TWO AT ONCE",
+            "FAILED",
+            "WRONG",
+            "LONGEST REQUEST",
+        )
+    ]
     rows += [
         (
             fault.what,

@@ -63,7 +63,9 @@ class Watch:
             threading.Thread(target=node.inside, args=(lambda n=node: self._probe(n),), daemon=True)
             for node in cluster.nodes.values()
         ] + [
-            threading.Thread(target=cluster[n].inside, args=(lambda n=n: self._load(cluster[n]),), daemon=True)
+            threading.Thread(
+                target=cluster[n].inside, args=(lambda n=n: self._load(cluster[n]),), daemon=True
+            )
             for n in loaded
         ]
 
@@ -175,7 +177,10 @@ class Watch:
 
 
 def accepts(port: int) -> bool:
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), PROBE_LIMIT_SECONDS) as c:
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(("127.0.0.1", port), PROBE_LIMIT_SECONDS) as c,
+    ):
         c.settimeout(PROBE_LIMIT_SECONDS)
         c.sendall(ANONYMOUS_HANDSHAKE)
         return c.recv(len(HANDSHAKE_ACCEPTED)) == HANDSHAKE_ACCEPTED

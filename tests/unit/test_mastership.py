@@ -103,7 +103,7 @@ class World:
             standing=standing, set_fit=lambda fit, why="": self.fit.append((fit, why))
         )
         network = SimpleNamespace(
-            board=self.told, links=self.links, problem="", differences=dict,
+            node="a", board=self.told, links=self.links, problem="", differences=dict,
             contact=lambda name: SimpleNamespace(last_contact_seconds=self.links[name].ago),
         )  # fmt: skip
         part: Any = SimpleNamespace(

@@ -121,6 +121,16 @@ class LabNode:
         await self.coordinator.close()
         await self.network.close()
 
+    async def coordinator_is_ready(self):
+        """It has come to a conclusion of its own."""
+        await self.lab.until(
+            lambda: (
+                self.told
+                and self.standing.role in {"master", "follower"}
+                and not self.standing.why.startswith("asks")
+            )
+        )
+
     @property
     def standing(self):
         return self.coordinator.standing
@@ -164,6 +174,10 @@ class Lab:
             tls=tls,
             **(self.more | more),
         )
+
+    def renew(self, name):
+        """Another certificate in the place of the one that this node has."""
+        put(self.directory / "tls" / name, self.ca, name)
 
     def __getitem__(self, name):
         return self.nodes[name]

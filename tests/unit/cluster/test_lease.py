@@ -28,6 +28,7 @@ from kvtierd.cluster.elector import Elector
 from kvtierd.cluster.epoch_store import EpochStore, SeenEpochStore
 from kvtierd.cluster.following import Following
 from kvtierd.cluster.lease import LeaseCoordinator
+from kvtierd.cluster.outbox import MOST_SENDS
 from kvtierd.cluster.standing import ClusterView
 from kvtierd.errors import ClusterError, StateError
 
@@ -38,10 +39,11 @@ def query(sender="b", number=1):
     return EpochQuery("prod", CONFIG.digest, sender, 0, number)
 
 
+MADE = []
+
+
 class ScriptedElector:
     """Answers each call with the next list of effects that was put in."""
-
-    made = []
 
     def __init__(self, config, persisted, *, booted_at_seconds, draws, held=None):
         self.persisted, self.booted_at_seconds, self.held = persisted, booted_at_seconds, held
@@ -51,7 +53,7 @@ class ScriptedElector:
         self.fit = None
         self.role = "follower"
         self.master = ""
-        ScriptedElector.made.append(self)
+        MADE.append(self)
 
     def next_wake_seconds(self):
         return self.wake
@@ -125,7 +127,7 @@ class Scene:
 
     @property
     def elector(self):
-        return ScriptedElector.made[-1]
+        return MADE[-1]
 
     async def until(self, condition, seconds=5.0):
         async with asyncio.timeout(seconds):
@@ -226,7 +228,7 @@ async def test_a_message_to_a_peer_that_does_not_answer_is_lost_and_not_more_tha
     scene.network.answer = lambda to, message: asyncio.shield(never)
     for number in range(30):
         await scene.message(Send("c", query("a", number)))
-    assert len(scene.network.sent) <= module.MOST_SENDS
+    assert len(scene.network.sent) <= MOST_SENDS
     await scene.message(Send("b", query("a", 99)), message=query("c"))
     await scene.until(lambda: ("b", query("a", 99)) in scene.network.sent)
 
@@ -437,6 +439,19 @@ async def test_too_much_mail_is_refused(scene, monkeypatch):
         await scene.coordinator.receive(query())
     scene.disk.free.set()
     await asyncio.gather(*calls)
+
+
+async def test_mail_without_end_does_not_keep_time_from_passing(scene):
+    async def flood():
+        while True:
+            await scene.coordinator.receive(query())
+
+    floods = [asyncio.create_task(flood()) for _ in range(20)]
+    scene.elector.wake = scene.now()
+    await scene.until(lambda: any(what == "tick" for what, _ in scene.elector.seen), seconds=1.0)
+    for task in floods:
+        task.cancel()
+    await asyncio.gather(*floods, return_exceptions=True)
 
 
 async def test_time_alone_makes_the_elector_look(scene):

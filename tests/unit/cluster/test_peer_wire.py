@@ -43,7 +43,7 @@ MESSAGES = st.one_of(
     st.builds(Refusal, *BASE, st.sampled_from(["promised", "no-memory", "digest-differs"]), NAMES, SECONDS),
     st.builds(Release, *BASE, NUMBERS, NAMES),
     st.builds(EpochQuery, *BASE),
-    st.builds(EpochAnswer, *BASE, st.booleans()),
+    st.builds(EpochAnswer, *BASE, st.booleans(), SECONDS),
 )
 
 
@@ -60,6 +60,7 @@ def test_times_that_are_none_are_refused(seconds):
         {"request": pb.ElectionMessage.Request(lease_seconds=seconds)},
         {"probe": pb.ElectionMessage.Probe(lease_seconds=seconds)},
         {"refusal": pb.ElectionMessage.Refusal(reason="promised", remaining_seconds=seconds)},
+        {"epoch_answer": pb.ElectionMessage.EpochAnswer(promise_seconds=seconds)},
     ):
         with pytest.raises(ClusterError, match="malformed"):
             election_from_wire(pb.ElectionMessage(sender="b", **body))
@@ -85,9 +86,8 @@ def test_messages_that_no_kvtierd_would_send_are_refused(wire):
 
 
 def test_a_view_there_and_back():
-    view = ClusterView(
-        7, "a", "10.0.0.1", "tcp://10.0.0.1:5000", "tcp://10.0.0.1:6000", 1.5e9, "elected", False
-    )
+    urls = ("tcp://10.0.0.1:5000", "tcp://10.0.0.1:6000")
+    view = ClusterView(7, "a", "10.0.0.1", *urls, 1.5e9, "elected", "joinable", "4711")
     wire = view_to_wire("prod", view, 3, 0.5)
     assert view_from_wire(wire) == view
     assert (wire.cluster, wire.revision, wire.age_seconds) == ("prod", 3, 0.5)
@@ -115,7 +115,7 @@ def test_views_that_no_kvtierd_would_send_are_refused(wire):
 
 
 def test_facts_there_and_back():
-    facts = NodeFacts("a", "0.2", "1.3", "0", 16, "host_tcp", "abc", "master", 9, "a", 12.5)
+    facts = NodeFacts("a", "0.2", "1.3", "0", 16, "host_tcp", "abc", "master", 9, "a", 12.5, "4711", 2, 8)
     assert facts_from_wire(facts_to_wire(facts)) == facts
     with pytest.raises(ClusterError, match="malformed"):
         facts_from_wire(pb.NodeFacts(node="a", uptime_seconds=-1))
