@@ -14,7 +14,7 @@ PYTEST_UNIT := tests/unit tests/sim $(PLUGINS:%=%/tests)
 ELECTIONS ?= 100000
 SEED ?=
 
-.PHONY: help setup demo test test-fast sim sim-mutants test-engines test-systemd test-packages packages lint proto bench bench-engines lock clean
+.PHONY: help setup demo test test-fast sim sim-mutants test-cluster test-engines test-systemd test-packages packages lint proto bench bench-engines lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -39,7 +39,7 @@ endif
 
 test: setup  ## all tests that run within about 10 minutes, fast ones first
 	$(BIN)/pytest -n 2 $(PYTEST_UNIT) $(PYTEST_ARGS)
-	$(BIN)/pytest -n 3 tests/e2e $(PYTEST_ARGS)
+	$(BIN)/pytest -n 3 tests/e2e tests/cluster/test_short_real.py $(PYTEST_ARGS)
 
 test-fast: setup  ## unit tests only
 	$(BIN)/pytest -n 2 $(PYTEST_UNIT) $(PYTEST_ARGS)
@@ -49,6 +49,9 @@ sim: setup  ## ELECTIONS=N simulated elections under faults, SEED=S to repeat on
 
 sim-mutants: setup  ## takes one rule of the election out at a time; a line for each says whether the simulation notices
 	@nice $(BIN)/python -m tests.sim.mutants $(if $(SEED),--seed $(SEED))
+
+test-cluster: setup  ## whole clusters of real daemons and what each fault costs them, as a table (20 minutes; with root in network namespaces too)
+	$(BIN)/pytest -rs tests/cluster $(PYTEST_ARGS)
 
 test-engines: setup  ## real vLLM and real SGLang on the CPU; installs them into a cache outside the checkout (minutes, GBs)
 	-$(BIN)/python plugins/kvtierd-vllm/engine-env/setup.py

@@ -250,3 +250,23 @@ def test_what_must_agree_is_in_the_digest_and_what_is_a_node_s_own_is_not() -> N
     assert digest(node={"name": "a"}, meta={"port": 5005}) == digest()
     assert digest(pool={"dram": 1 << 30, "evict_high": 80, "evict_low": 70}) != digest()
     assert digest(cluster={"mode": "lease", "lease": "9s", "peers": PEERS}) != digest()
+
+
+def test_only_the_first_epoch_with_nobody_to_come_back_is_a_founding(tmp_path: Path) -> None:
+    world = World(tmp_path, dataclasses.replace(MASTER, epoch=1))
+    assert world.mastership.founding
+    world.peer("b", survivors_missing=1)
+    assert not world.mastership.founding
+    world.peer("b")
+    world.node.endpoint_status = endpoint_status(survivors={"expected": 1, "back": 0})
+    assert not world.mastership.founding
+    world.node.endpoint_status = endpoint_status()
+    world.stand(dataclasses.replace(MASTER, epoch=2))
+    assert not world.mastership.founding
+
+
+def test_the_end_of_the_wait_for_the_master_before_begins_a_round(tmp_path: Path) -> None:
+    world = World(tmp_path, dataclasses.replace(MASTER, serve_after_seconds=now_seconds() + 1.0))
+    assert 0.5 < world.mastership.due_in_seconds() <= 1.0
+    world.stand(dataclasses.replace(MASTER, serve_after_seconds=now_seconds() - 1.0))
+    assert world.mastership.due_in_seconds() == float("inf")
