@@ -243,6 +243,12 @@ class LeaseCoordinator:
                 await self._do(self._elector, item)
             except KvtierError as error:
                 self._throw_away(error)
+            except asyncio.CancelledError:
+                self._drop()  # in the middle of its effects; whoever runs this again gets another one
+                raise
+            except Exception as error:
+                self._throw_away(ClusterError(f"internal error: {type(error).__name__}: {error}"))
+                raise
 
     async def _begin(self) -> None:
         """A new elector from what is on disk; when that cannot be had, after a while again."""
@@ -368,13 +374,17 @@ class LeaseCoordinator:
     def _throw_away(self, error: KvtierError) -> None:
         """The elector counts on something that is not on disk. A lease lasts until its end, but is not renewed."""
         _log.error("this voter stops voting", why=str(error))
-        self._elector, self._failed = None, True
-        if self._term is not None:
-            self._held = HeldLease(self._term.epoch, self._term.until_seconds)
+        self._drop()
+        self._failed = True
         while not self._mail.empty():
             item = self._mail.get_nowait()
             _settle(item.done if isinstance(item, _Resign) else item.answers, _no_vote(str(error)))
         self._say(f"this voter does not vote: {error}")
+
+    def _drop(self) -> None:
+        self._elector = None
+        if self._term is not None:
+            self._held = HeldLease(self._term.epoch, self._term.until_seconds)
 
     # -- its means
 

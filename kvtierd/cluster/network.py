@@ -61,6 +61,7 @@ class PeerNetwork:
         self.standing = Standing("unknown")
         self.problem = ""
         self.refusals = Refusals(now)
+        self._listening = False
         self._started_seconds = time.monotonic()
         self._facts = facts or (lambda: NodeFacts(node))
         self._now = now
@@ -190,7 +191,7 @@ class PeerNetwork:
 
     async def _serve(self) -> None:
         """A node whose address is not there yet (boot) tries until it is."""
-        while True:
+        while not self._listening:
             try:
                 await self.server.start()
             except ClusterError as error:
@@ -200,5 +201,5 @@ class PeerNetwork:
                 await asyncio.sleep(LISTEN_AGAIN_SECONDS)
             else:
                 self.problem = ""
-                break
+                self._listening = True
         await self.server.handshakes.run()

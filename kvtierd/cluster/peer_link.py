@@ -265,7 +265,7 @@ _SIGNS: Sequence[tuple[str, str, str]] = (
     (
         "socket closed",
         "hung-up",
-        "it hung up; when it does so at once it does not accept this node's certificate",
+        "it hung up: it was ended, or it does not accept this node's certificate",
     ),
 )
 

@@ -264,6 +264,24 @@ async def test_when_the_disk_works_again_it_begins_anew_as_a_voter_that_has_just
     await scene.until(lambda: scene.standing.role == "follower")
 
 
+async def test_a_fault_of_ours_ends_the_elector_too_and_running_it_again_makes_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "Elector", ScriptedElector)
+    scene = Scene(tmp_path)
+    running_it = asyncio.create_task(scene.coordinator.run(scene.told.append))
+    await scene.until(lambda: scene.coordinator._elector is not None)
+    before = scene.elector
+    before.step = lambda message, now: 1 // 0
+    with pytest.raises(ExceptionGroup):
+        await asyncio.gather(running_it, scene.coordinator.receive(query()))
+    assert scene.standing.role == "unknown"
+    assert "ZeroDivisionError" in scene.standing.why
+    again = asyncio.create_task(scene.coordinator.run(scene.told.append))
+    await scene.until(lambda: scene.elector is not before and scene.standing.role == "follower")
+    again.cancel()
+    await asyncio.gather(again, return_exceptions=True)
+    await scene.coordinator.close()
+
+
 async def test_messages_that_wait_when_the_disk_fails_are_refused(scene):
     scene.disk.free.clear()
     first = asyncio.create_task(scene.message(Persist(STATE)))
