@@ -47,7 +47,9 @@ class FinishClient:
 
 @dataclasses.dataclass(slots=True)
 class DropServer:
-    """Close the MetaService side at once."""
+    """Close the MetaService side, behind what was written to it or at once."""
+
+    flush: bool = False
 
 
 @dataclasses.dataclass(slots=True)

@@ -175,13 +175,21 @@ class Link:
         return self._decode(self._from_server, data, self._server_frame, now)
 
     def client_lost(self) -> list[Action]:
-        """The client closed or its connection broke."""
+        """The client closed or its connection broke.
+
+        What the MetaService has asked it and has no answer to is answered with errors: else the MetaService waits 60 s for
+        each, does not hear that the connection is gone, and hangs.
+        """
         if self.state is LinkState.CLOSED:
             return []
         self._enter(LinkState.CLOSED, self._entered_at)
         self.client.detach(self)
         self._flight.forget()
-        actions: list[Action] = [DropServer()] if self._has_server else []
+        actions: list[Action] = []
+        if self._has_server:
+            asked = [framing.error_answer(opcode, number, 0) for number, opcode in self._server_requests]
+            actions = [SendServer(b"".join(asked)), DropServer(flush=True)] if asked else [DropServer()]
+        self._server_requests.clear()
         self._has_server = False
         return [*actions, CloseClient()]
 

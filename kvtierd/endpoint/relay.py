@@ -131,9 +131,11 @@ class MetaConnection(ClientConnection):
 
     def _run_rare(self, action: Action) -> None:
         match action:
-            case DropServer():
+            case DropServer(flush=flush):
                 server, self.server = self.server, None
-                if server is not None:
+                if server is not None and flush:
+                    server.transport.close()
+                elif server is not None:
                     server.abort()
             case FinishClient():
                 if not self.transport.is_closing():

@@ -12,14 +12,13 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import RawClient, RealTier, Unit, wait_until
+from lab import Lookups, RawClient, RealTier, Unit, wait_until
 
 from kvtierd.endpoint.control import EndpointControl
 from kvtierd.errors import EndpointError
@@ -103,31 +102,6 @@ def endpoint(real_tier: RealTier, tmp_path: Path) -> Iterator[Callable[..., Endp
     yield make
     for one in made:
         one.close()
-
-
-class Lookups:
-    """Keeps an S client asking, one call at a time in each of ``threads`` threads."""
-
-    def __init__(self, client: RawClient, keys: list[str], threads: int = 2) -> None:
-        self.client, self.keys, self.stopping = client, keys, threading.Event()
-        self.longest_seconds, self.calls, self.hits_at = 0.0, 0, 0.0
-        self.threads = [threading.Thread(target=self._run, daemon=True) for _ in range(threads)]
-        for thread in self.threads:
-            thread.start()
-
-    def _run(self) -> None:
-        while not self.stopping.is_set():
-            answer = self.client.submit("exist_many", keys=self.keys).result(90)
-            self.longest_seconds = max(self.longest_seconds, answer["seconds"])
-            self.calls += 1
-            if 1 in answer.get("result", []):
-                self.hits_at = time.monotonic()
-            time.sleep(0.002)
-
-    def stop(self) -> None:
-        self.stopping.set()
-        for thread in self.threads:
-            thread.join(90)
 
 
 def start_all(tier: RealTier, *, threads: int = 4) -> tuple[Unit, RawClient, RawClient, Lookups]:
