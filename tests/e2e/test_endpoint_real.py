@@ -21,7 +21,7 @@ import pytest
 from lab import Lookups, RawClient, RealTier, Unit, wait_until
 
 from kvtierd.endpoint.control import EndpointControl
-from kvtierd.errors import EndpointError
+from kvtierd.errors import EndpointError, MemcacheError
 from kvtierd.memcache.rest import MetaClient
 from kvtierd.workload.demo import free_ports
 
@@ -274,6 +274,39 @@ def test_the_endpoint_itself_may_be_killed(real_tier: RealTier, endpoint: Callab
     front.await_back(2)
     wait_until(lambda: full.get_into("key", size=SIZE) == "ok", 5.0, "the key is there")
     assert front.status()["admission"] == "survivors"
+
+
+@pytest.mark.slow
+def test_a_pool_holder_that_hangs_and_is_killed(
+    real_tier: RealTier, endpoint: Callable[..., Endpoint]
+) -> None:
+    """The MetaService asks pool holders, and waits 60 s for an answer: also for that of one that is gone."""
+    front = endpoint()
+    real_tier.start_meta()
+    pool = real_tier.start_pool()
+    real_tier.start_pool(device=1)
+    full = real_tier.client()
+    full.start_load("load", size=SIZE, threads=2, pause_seconds=0.002)
+    time.sleep(1.0)
+    pool.signal(signal.SIGSTOP)
+    time.sleep(2.0)
+    pool.kill()
+    killed = time.monotonic()
+
+    def gone() -> bool:
+        with contextlib.suppress(MemcacheError):
+            return len(real_tier.ask(MetaClient.cluster_status).roles()) == 2
+        return False
+
+    wait_until(gone, 8.0, "the MetaService has let go of it")
+    print(f"\nlet go of after {time.monotonic() - killed:.2f} s")
+    time.sleep(1.0)
+    load = full.stop_load(timeout_seconds=70.0)
+    assert (load["stuck"], load.get("gets_wrong", 0)) == (0, 0)
+    assert load["longest_seconds"] <= LONGEST_CALL_SECONDS
+    assert full.put("after", size=SIZE) == 0
+    assert full.get_into("after", size=SIZE) == "ok"
+    assert front.status()["backend"]["deaths"] == 0
 
 
 def test_counters_are_right(real_tier: RealTier, endpoint: Callable[..., Endpoint]) -> None:
