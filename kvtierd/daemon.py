@@ -316,7 +316,11 @@ class Daemon:
             return ROUND_SECONDS
         held_up = self.node.tier.phase == "recovering" or not self._endpoint_is_open()
         pause_seconds = RECOVERY_ROUND_SECONDS if held_up else BUSY_ROUND_SECONDS
-        return pause_seconds if self._mastership is None else min(pause_seconds, self._mastership.due_in_seconds())
+        return (
+            pause_seconds
+            if self._mastership is None
+            else min(pause_seconds, self._mastership.due_in_seconds())
+        )
 
     def _at_rest(self) -> bool:
         """Everything is as it should be: then looking seldom is enough."""
