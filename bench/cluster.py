@@ -43,7 +43,12 @@ def _meta_service_killed(lab: Cluster) -> list[Row]:
         os.kill(lab[master].pid("meta-main"), signal.SIGKILL)
         serving, hits = _serving_and_hits(watch, began, {master}, set(lab.nodes))
     return [
-        Row("MetaService killed, mended in place: it accepts again", f"{serving:.1f} s", "<= 2 s", serving <= 2),
+        Row(
+            "MetaService killed, mended in place: it accepts again",
+            f"{serving:.1f} s",
+            "<= 2 s",
+            serving <= 2,
+        ),
         Row("  the last of three engines has hits again", f"{hits:.1f} s", "-", holds=True),
     ]
 
@@ -58,7 +63,12 @@ def _host_lost(lab: Cluster) -> list[Row]:
         serving, hits = _serving_and_hits(watch, began, rest, rest)
     limit = LEASE_SECONDS + 3
     return [
-        Row("master's host lost: the new one accepts", f"{serving:.1f} s", f"<= {limit:.0f} s", serving <= limit),
+        Row(
+            "master's host lost: the new one accepts",
+            f"{serving:.1f} s",
+            f"<= {limit:.0f} s",
+            serving <= limit,
+        ),
         Row("  hits again after that", f"{hits - serving:.1f} s", "<= 4 s", hits - serving <= 4),
         Row("  requests that failed", str(len(watch.failed)), "0", not watch.failed),
     ]
@@ -81,7 +91,9 @@ def _switchover(lab: Cluster) -> list[Row]:
     clients = [tier.client(max_dram="64MB") for tier in tiers]
     try:
         for number, client in enumerate(clients):
-            client.call("start_load", prefix=f"s{number}", size=VALUE_BYTES, threads=1, pause_seconds=PAUSE_SECONDS)
+            client.call(
+                "start_load", prefix=f"s{number}", size=VALUE_BYTES, threads=1, pause_seconds=PAUSE_SECONDS
+            )
         time.sleep(3)
         done = threading.Event()
         began = time.monotonic()

@@ -10,7 +10,12 @@ import pytest
 from cluster_lab import Cluster
 from faults import FaultRun
 
-pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("cluster")]
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.xdist_group("cluster"),
+]
 
 
 @pytest.fixture(scope="module")
