@@ -376,6 +376,7 @@ class Daemon:
                 clean_stop=clean,
                 handed_over=mastership is not None and mastership.handed_over,
                 founding=mastership is not None and mastership.founding,
+                many_nodes=mastership is not None and node.endpoint is not None,
                 survivors_missing=missing_survivors(status)
                 + (mastership.survivors_missing_elsewhere() if mastership is not None else 0),
                 # Without the endpoint, clients of other nodes may be there that only the MetaService knows.
