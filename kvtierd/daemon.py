@@ -68,6 +68,9 @@ DETACHED_FILE = "l3-detached.json"
 RESTING = frozenset({"ready", "stopped", "failed"})
 STOP_ALL_SECONDS = 60.0
 DRAIN_SECONDS = 30.0  # of one engine in a rolling restart
+STRANDED = (
+    "the other nodes have let go of its memory while this one was out of reach, and take only a new process"
+)
 ROLL_SECONDS = 1800.0  # until a restarted engine is ready: large models load for many minutes
 
 
@@ -278,6 +281,7 @@ class Daemon:
             return
         if self._mastership is not None:
             await self._mastership.round()
+            self._restart_stranded()
         await self.node.supervisor.step(plan.units)
         if not self._at_rest() or time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + REST_LOOK_SECONDS
@@ -372,6 +376,7 @@ class Daemon:
                 clean_stop=clean,
                 handed_over=mastership is not None and mastership.handed_over,
                 founding=mastership is not None and mastership.founding,
+                many_nodes=mastership is not None and node.endpoint is not None,
                 survivors_missing=missing_survivors(status)
                 + (mastership.survivors_missing_elsewhere() if mastership is not None else 0),
                 # Without the endpoint, clients of other nodes may be there that only the MetaService knows.
@@ -389,6 +394,17 @@ class Daemon:
                     node.supervisor.poke()
         if instance is not None:
             self._meta_instance = instance
+
+    def _restart_stranded(self) -> None:
+        """A pool holder whose memory the others have let go of; an engine in that state serves on and says so."""
+        node = self.node
+        clients = node.endpoint_status["clients"] if node.endpoint_status is not None else ()
+        stranded = {int(c["pid"]) for c in clients if c.get("stranded") and c.get("pid")}
+        for view in node.supervisor.views():
+            if view.kind == "pool" and view.pid in stranded and view.state in {"ready", "degraded"}:
+                node.supervisor.request_restart(view.id, STRANDED)
+            elif view.kind == "engine":
+                node.supervisor.set_problem(view.id, "stranded", STRANDED if view.pid in stranded else None)
 
     async def _ask_endpoint(self) -> Mapping[str, Any] | None:
         if self.node.endpoint is None:

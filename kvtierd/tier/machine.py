@@ -47,6 +47,8 @@ class TierInputs:
         founding: Nothing has been there before: the endpoint recovers since it was pointed somewhere for the first time.
         survivors_missing: Client processes that the endpoint knew and that have not come back; also those without a
             rank count there.
+        many_nodes: Ranks of other nodes are in the pool, and the endpoints of all of them count their survivors. One rank
+            that is missing says nothing then: it may be a lost host's, and nobody waits for that one.
         clients_alive: Some process that may have a rank is running: without any there are no survivors to wait for.
     """
 
@@ -61,6 +63,7 @@ class TierInputs:
     handed_over: bool = False
     founding: bool = False
     survivors_missing: int = 0
+    many_nodes: bool = False
     clients_alive: bool = True
 
 
@@ -164,7 +167,7 @@ class TierMachine:
         self._given_up = ()
         self._cuts = 0
         self._unknown_since_seconds = None
-        if not seen.clients_alive:
+        if not seen.clients_alive or seen.many_nodes:
             self._members = {}
         if unclean and self._purge_on_unclean:
             self._purge_due = True

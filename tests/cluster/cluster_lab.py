@@ -31,7 +31,7 @@ NAMES = ("a", "b", "c", "d", "e")
 LEASE = 'mode = "lease"\nlease = "6s"'
 # The first level holds one prompt and a bit, so that one that comes again has to come from the pool; and the engine's own
 # pause after a failed call is short, since it is not what is measured.
-ENGINE = 'plugin = "refengine"\nargs = { preset = "tiny", l1 = "1MiB", l3-cooldown = "500ms" }\n'
+ENGINE = 'plugin = "refengine"\nargs = { preset = "tiny", l1 = "640KiB", l3-cooldown = "500ms" }\n'
 PORTS = ("port", "config_store_port", "backend_port", "backend_config_store_port", "metrics_port")
 
 

@@ -66,6 +66,7 @@ def test_a_follower_falls_into_a_black_hole(lab: Cluster, net: NetLab) -> None:
         victim = lab.others(run.master)[0]
         run.now()
         net.blackhole(victim.number)
+        run.last(12)
         run.settle(moved=None, gone={victim.name}, serves_on=True, heal=lambda: net.heal(victim.number))
 
 
@@ -76,6 +77,7 @@ def test_the_master_is_deaf_to_one_follower(lab: Cluster, net: NetLab) -> None:
         number, other = lab[run.master].number, lab.others(run.master)[0]
         run.now()
         net.deafen(number, other.number)
+        run.last(12)
         run.settle(moved=None, gone={other.name}, serves_on=True, heal=lambda: net.heal(number))
 
 

@@ -23,7 +23,7 @@ from kvtierd.memcache.framing import ANONYMOUS_HANDSHAKE, HANDSHAKE_ACCEPTED
 PROBE_SECONDS = 0.1
 PROBE_LIMIT_SECONDS = 0.5
 ASK_SECONDS = 0.15
-PROMPTS = 5
+PROMPTS = 2  # together more than an engine's first level holds
 TEXT = "The quick brown fox jumps over the lazy dog and thinks about caches. " * 12  # about 800 tokens
 
 
