@@ -56,7 +56,11 @@ def etcd_coordinator(
         lease_seconds=cluster.lease,
     )
     return EtcdCoordinator(
-        config, cluster.etcd.tls, highest_epoch=highest_epoch, highest_master=highest_master, held_epoch=held_epoch
+        config,
+        cluster.etcd.tls,
+        highest_epoch=highest_epoch,
+        highest_master=highest_master,
+        held_epoch=held_epoch,
     )
 
 
