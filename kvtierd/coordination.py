@@ -19,6 +19,7 @@ import psutil
 from kvtierd import __version__
 from kvtierd.cluster.election_messages import HeldLease
 from kvtierd.cluster.epoch_store import EpochStore, SeenEpochStore
+from kvtierd.cluster.etcd import etcd_coordinator
 from kvtierd.cluster.following import Following
 from kvtierd.cluster.hello import NodeFacts
 from kvtierd.cluster.lease import LeaseCoordinator, elector_config
@@ -45,7 +46,7 @@ class Coordination:
     network: PeerNetwork
     coordinator: Coordinator
     security: PeerTls
-    following: Following | None
+    fence: Following | None  # where the coordinator does not keep the highest epoch itself: to be run as well
 
 
 def make_coordination(
@@ -79,6 +80,16 @@ def make_coordination(
     following = Following(network.board, seen, network.refusals)
     held = held_lease(Path(settings.paths.runtime)) if meta_runs else None
     coordinator: Coordinator
+    if cluster.mode == "etcd":
+        highest = seen.load()
+        coordinator = etcd_coordinator(
+            settings,
+            node,
+            highest_epoch=highest,
+            highest_master=seen.master,
+            held_epoch=held.epoch if held is not None else 0,
+        )
+        return Coordination(network, coordinator, security, following)
     if node in cluster.voters:
         config = elector_config(cluster, node)
         coordinator = LeaseCoordinator(
@@ -91,7 +102,7 @@ def make_coordination(
         )
     else:
         coordinator = ObserverCoordinator(network, following)
-    return Coordination(network, coordinator, security, following)
+    return Coordination(network, coordinator, security, None)
 
 
 def name_of_witness(settings: Settings) -> str:

@@ -194,6 +194,8 @@ class Daemon:
         # Whatever the master says anew is acted on at once, not in the next round.
         part.network.board.listeners.append(node.supervisor.poke)
         self._spawn(self._keep_running("network", part.network.run))
+        if (fence := part.fence) is not None:
+            self._spawn(self._keep_running("fence", lambda: fence.run(node.supervisor.poke)))
         self._spawn(
             self._keep_running("coordinator", lambda: part.coordinator.run(lambda _: node.supervisor.poke()))
         )

@@ -221,6 +221,7 @@ class Mastership:
         standing, view = self.coordinator.standing, self.board.newest
         if view is not None and view.master != self._name:
             self._epoch_before = view.epoch
+        self.part.network.standing = standing  # what it tells the others
         before, self._told = self._told, standing
         if before is not None and (before.role, before.epoch, before.master) == (
             standing.role,
