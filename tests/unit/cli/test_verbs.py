@@ -345,7 +345,8 @@ def test_status_tells_the_node_s_part_in_its_cluster(fields, told):
     assert ("master" in text) == bool(fields)
 
 
-def test_peers_are_a_table_that_tells_the_truth(capsys):
+def test_peers_are_a_table_that_tells_the_truth(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
     from kvtierd.cli.cluster import _show
     from kvtierd.control.v1 import control_pb2 as pb
 
