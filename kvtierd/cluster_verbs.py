@@ -70,7 +70,7 @@ class ClusterVerbs:
             reply.problems.extend(f"{peer.name}: {text}" for text in shown.differences)
             if shown.problem:
                 reply.problems.append(f"{peer.name}: {shown.problem}")
-        if node.plan is None:
+        if node.plan is None and not node.witness:
             reply.problems.append("this node has no plan, so it cannot become the master")
         return reply
 

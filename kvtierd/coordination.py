@@ -10,12 +10,16 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import socket
 from collections.abc import Callable
 from pathlib import Path
+
+import psutil
 
 from kvtierd import __version__
 from kvtierd.cluster.election_messages import HeldLease
 from kvtierd.cluster.epoch_store import EpochStore, SeenEpochStore
+from kvtierd.cluster.etcd import etcd_coordinator
 from kvtierd.cluster.following import Following
 from kvtierd.cluster.hello import NodeFacts
 from kvtierd.cluster.lease import LeaseCoordinator, elector_config
@@ -25,6 +29,7 @@ from kvtierd.cluster.observer import ObserverCoordinator
 from kvtierd.cluster.standing import Coordinator
 from kvtierd.cluster.static import StaticCoordinator
 from kvtierd.cluster.tls import PeerTls
+from kvtierd.errors import ClusterError
 from kvtierd.plan.model import NodePlan
 from kvtierd.plan.units import LEASE_FILE
 from kvtierd.settings import Settings
@@ -41,7 +46,7 @@ class Coordination:
     network: PeerNetwork
     coordinator: Coordinator
     security: PeerTls
-    following: Following | None
+    fence: Following | None  # where the coordinator does not keep the highest epoch itself: to be run as well
 
 
 def make_coordination(
@@ -75,6 +80,16 @@ def make_coordination(
     following = Following(network.board, seen, network.refusals)
     held = held_lease(Path(settings.paths.runtime)) if meta_runs else None
     coordinator: Coordinator
+    if cluster.mode == "etcd":
+        highest = seen.load()
+        coordinator = etcd_coordinator(
+            settings,
+            node,
+            highest_epoch=highest,
+            highest_master=seen.master,
+            held_epoch=held.epoch if held is not None else 0,
+        )
+        return Coordination(network, coordinator, security, following)
     if node in cluster.voters:
         config = elector_config(cluster, node)
         coordinator = LeaseCoordinator(
@@ -87,7 +102,28 @@ def make_coordination(
         )
     else:
         coordinator = ObserverCoordinator(network, following)
-    return Coordination(network, coordinator, security, following)
+    return Coordination(network, coordinator, security, None)
+
+
+def name_of_witness(settings: Settings) -> str:
+    """This machine's name among the peers: as written, or by its address.
+
+    Raises:
+        ClusterError: it is not there, or not as a witness.
+    """
+    mine = {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
+    peers = settings.cluster.peers
+    by_address = next((p.name for p in peers if p.address in mine), "")
+    name = settings.node.name or by_address or socket.gethostname()
+    peer = next((p for p in peers if p.name == name), None)
+    if peer is None or not peer.witness:
+        witnesses = ", ".join(p.name for p in peers if p.witness) or "none"
+        raise ClusterError(
+            f"this machine ({name}) is no witness of the cluster",
+            hint=f"witnesses in [cluster] peers: {witnesses}; without --witness it is a node like the others",
+            code="cluster.no-witness",
+        )
+    return name
 
 
 def held_lease(runtime: Path) -> HeldLease | None:

@@ -27,7 +27,7 @@ from kvtierd.cluster.duty import (
     duties,
 )
 from kvtierd.cluster.hello import NodeFacts
-from kvtierd.cluster.standing import ClusterView, Standing
+from kvtierd.cluster.standing import FOREVER, ClusterView, Standing
 from kvtierd.coordination import LEASE_EPOCH_FILE, Coordination, facts_of
 from kvtierd.errors import KvtierError
 from kvtierd.files import write_atomic
@@ -85,13 +85,13 @@ class Mastership:
 
     @property
     def _name(self) -> str:
-        return self._node.plan.node if self._node.plan is not None else ""
+        return self.part.network.node
 
     async def round(self) -> None:
         """Does what is due. Never raises for something that the next round may mend."""
         self._tell_of_changes()
         self.judge_fitness()
-        self._show()
+        self.show()
         for duty in duties(self._look()):
             try:
                 await self._carry_out(duty)
@@ -135,6 +135,20 @@ class Mastership:
         links = self.part.network.links.values()
         return any(k.facts is not None and k.facts.clean_epoch == self._epoch_before for k in links)
 
+    @property
+    def founding(self) -> bool:
+        """No MetaService has been there before, as far as anybody knows: the first epoch, and nobody to come back."""
+        if self.coordinator.standing.epoch != 1 or missing_survivors(self._node.endpoint_status):
+            return False
+        links = self.part.network.links.values()
+        return all(link.facts is None or not link.facts.survivors_missing for link in links)
+
+    def due_in_seconds(self) -> float:
+        """When a round has something to do that nothing else will tell of."""
+        standing = self.coordinator.standing
+        wait_seconds = standing.serve_after_seconds - now_seconds()
+        return wait_seconds if standing.role == "master" and wait_seconds > 0 else FOREVER
+
     def survivors_missing_elsewhere(self) -> int:
         """Processes on nodes that can be reached which knew the MetaService and are not back, as those nodes say.
 
@@ -158,7 +172,7 @@ class Mastership:
         self._next_greeting = now + GREET_AGAIN_SECONDS
         self._greeting = asyncio.create_task(self.part.network.greet(list(self.part.network.links)))
 
-    def _show(self) -> None:
+    def show(self) -> None:
         """What status says of the cluster."""
         node, standing, view = self._node, self.coordinator.standing, self.board.newest
         node.role, node.master, node.master_why = standing.role, self.master, standing.why
@@ -196,9 +210,9 @@ class Mastership:
             ),
             endpoint=_endpoint_seen(node.endpoint_status, self._name),
             tier_state=keeper.view.state if keeper is not None else "down",
-            tier_serving=keeper is not None
-            and keeper.view.phase == "serving"
-            and keeper.view.state == "joinable",
+            # From this moment the endpoint here serves too; that the MetaService has to prove itself for some seconds
+            # more is no reason to keep the other nodes waiting longer than this one.
+            tier_serving=keeper is not None and keeper.view.phase == "serving",
             armed_until_seconds=self._armed_until_seconds,
             handing_over=self.handing_over,
         )
@@ -207,6 +221,7 @@ class Mastership:
         standing, view = self.coordinator.standing, self.board.newest
         if view is not None and view.master != self._name:
             self._epoch_before = view.epoch
+        self.part.network.standing = standing  # what it tells the others
         before, self._told = self._told, standing
         if before is not None and (before.role, before.epoch, before.master) == (
             standing.role,

@@ -32,6 +32,7 @@ class Node:
 
     Attributes:
         settings_file, settings: Where the settings are, and what was last accepted.
+        witness: It only votes for a master; it has no plan and runs nothing.
         backend_note: Why the backend is not the one that was asked for.
         plan: The plan in force, ``None`` until there is one.
         planned: The settings of this start have been looked at; until then nothing new is started.
@@ -54,6 +55,7 @@ class Node:
     observer: EngineObserver
     lines: LineObserver
     detached: DetachedEngines
+    witness: bool = False
     backend_note: str = ""
     plan: NodePlan | None = None
     planned: bool = False
@@ -101,7 +103,7 @@ class Node:
     def _problems(self, views: tuple[UnitView, ...]) -> list[str]:
         """Everything that keeps this node from being as it should be, worst first."""
         found = list(self.problems)
-        if self.plan is None and not found:
+        if self.plan is None and not found and not self.witness:
             found.append("no plan is in force yet: the first one is being made")
         if self.backend_note:
             found.append(self.backend_note)

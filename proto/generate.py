@@ -18,8 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 TARGETS = {
     "kvtierd/v1/control.proto": "kvtierd.control.v1",
     "kvtierd/v1/peers.proto": "kvtierd.cluster.v1",
+    "etcd/rpc.proto": "kvtierd.cluster.etcd_v3",
 }
-INIT = '"""Generated from proto/kvtierd/v1; renew with `make proto`."""\n'
 
 
 def generate(source: str, package: str, into: Path) -> dict[Path, str]:
@@ -38,11 +38,12 @@ def generate(source: str, package: str, into: Path) -> dict[Path, str]:
     )
     if code != 0:
         raise SystemExit(code)
+    directory = Path(source).parent
     target = Path(package.replace(".", "/"))
-    files = {target / "__init__.py": INIT}
-    for path in sorted((into / source).parent.iterdir()):
-        text = path.read_text().replace("from kvtierd.v1 import", f"from {package} import")
-        files[target / path.name] = text
+    files = {target / "__init__.py": f'"""Generated from proto/{directory}; renew with `make proto`."""\n'}
+    named = f"from {str(directory).replace('/', '.')} import"
+    for path in sorted((into / directory).iterdir()):
+        files[target / path.name] = path.read_text().replace(named, f"from {package} import")
     return files
 
 

@@ -33,9 +33,9 @@ MAX_TEXT_CHARS = 2048
 MAX_EPOCH = 2**53
 KEEPALIVE_SECONDS = 1.0  # a dead peer is found within this and the next one
 PING_TIMEOUT_SECONDS = 1.0
-# In a large cluster a master is pinged by hundreds; there it may take a second longer.
+# In a large cluster a master is pinged by hundreds; there it may take two seconds longer.
 LARGE_CLUSTER = 50
-LARGE_CLUSTER_KEEPALIVE_SECONDS = 2.0
+LARGE_CLUSTER_KEEPALIVE_SECONDS = 3.0
 # Of a view stream on which nothing happens. Pings find dead hosts and frozen processes; this finds a kvtierd that hangs
 # while its gRPC threads still answer pings, and says how old the view is.
 HEARTBEAT_SECONDS = 20.0

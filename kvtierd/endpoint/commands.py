@@ -26,7 +26,6 @@ class Commands:
     def __init__(self, service: EndpointService) -> None:
         self._service = service
         self._quiescing = False
-        self._targets = asyncio.Lock()
         self._table: dict[str, tuple[_Command, frozenset[str]]] = {
             "status": (self._status, frozenset()),
             "set_target": (self._set_target, frozenset({"meta", "config_store", "target", "epoch"})),
@@ -70,10 +69,9 @@ class Commands:
         if epoch is not None and (not isinstance(epoch, int) or not 0 < epoch <= MAX_EPOCH):
             raise EndpointError(f"epoch: expected a number from 1, got {epoch!r}", code="endpoint.request")
         target = self._target_of(arguments)
-        async with self._targets:
-            await self._service.set_target(target, epoch)
+        await self._service.set_target(target, epoch)
         return {
-            "target": target_dict(self._service.state.target),
+            "target": target_dict(target),
             "epoch": self._service.state.epochs.told,
         }
 

@@ -28,8 +28,8 @@ What a daemon does in a cluster:
   epoch is known: ask the election), ``endpoint.epoch-conflict`` (two masters in one epoch), ``endpoint.state-file``.
 - The old master's MetaService must have ended before anybody is told of the new one: as long as it runs it tells those
   who stay that the others have left, and they never take each other's memory back (see ``hop``).
-- ``null`` with the same epoch while nobody is known to be master: requests are answered as misses, links stay, and the
-  same target may be set again. With a higher epoch it is a change of master to none.
+- ``null`` while nobody is known to be master: requests are answered as misses and links stay, in case the next master is
+  the same. An endpoint does that by itself when it sees a higher epoch than it was told (``epoch_seen``, ``deposed``).
 - After a change of master, as after a death, every endpoint is in ``recover`` and admits only ``survivors``. The master's
   mode and admission hold for the clients of all nodes; each node has its own as well, and both must be open. So: wait until
   ``survivors.back == survivors.expected`` and ``backend.life`` is the master's on all nodes that can be reached (or give up
@@ -167,7 +167,7 @@ class EndpointControl:
         self._last_id = 0
 
     async def status(self) -> dict[str, Any]:
-        """See ``EndpointService.status`` for the shape."""
+        """See ``kvtierd.endpoint.status`` for the shape."""
         return await self._call("status")
 
     async def set_target(self, target: Mapping[str, str] | None, *, epoch: int | None = None) -> None:

@@ -142,8 +142,8 @@ class Doorman:
                 self._watcher.doubt()
                 await asyncio.sleep(RETRY_SECONDS)
                 continue
-            if generation != self._state.generation:
-                server.abort()  # the master has changed meanwhile
+            if generation != self._state.generation or not self._open_for(client):
+                server.abort()  # the master has changed meanwhile, or the door was closed
                 continue
             if not greeting.startswith(framing.HANDSHAKE_ACCEPTED):
                 connection.transport.write(greeting)
@@ -222,7 +222,7 @@ class Doorman:
             self.waiting -= 1
             client.waiting -= 1
 
-    def _open_for(self, client: ClientProcess, *, plain: bool) -> bool:
+    def _open_for(self, client: ClientProcess, *, plain: bool = False) -> bool:
         state = self._state
         if state.route is None or not state.backend.reachable or not state.admits(client):
             return False
@@ -261,7 +261,7 @@ class Doorman:
             await asyncio.sleep(HOP_RETRY_SECONDS if hop else RETRY_SECONDS)
             return None
         assert server is not None
-        if generation != self._state.generation:
+        if generation != self._state.generation or not self._open_for(client):
             server.abort()
             return None
         if answer is not None and answer.life != self._state.backend.life:

@@ -37,7 +37,7 @@ class Epochs:
         """What holds after ``set_target`` with this epoch. Nothing changes here: it is to be saved first.
 
         Without an epoch everything stays, and that is allowed only before the first one. ``None`` as a target is
-        allowed under the same epoch (its master is away), and so is the way back.
+        allowed under the same epoch (its master is away), and so is the way back to that master.
 
         Raises:
             EndpointError: ``endpoint.stale-epoch``, or ``endpoint.epoch-conflict`` for two masters of one epoch.

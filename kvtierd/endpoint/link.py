@@ -176,7 +176,11 @@ class Link:
         return self._decode(self._from_server, data, self._server_frame, now)
 
     def client_lost(self) -> list[Action]:
-        """The client closed or its connection broke."""
+        """The client closed or its connection broke.
+
+        What the MetaService has asked it and has no answer to is answered with errors: else the MetaService waits 60 s for
+        each, does not hear that the connection is gone, and hangs.
+        """
         if self.state is LinkState.CLOSED:
             return []
         plain = self.state is LinkState.PLAIN

@@ -212,7 +212,9 @@ class EndpointService:
         mode = self.state.link_mode
         if mode is not self._applied_mode:
             self._applied_mode = mode
-            _log.warning("mode %s: %s", mode, self.state.mode_reason)
+            _log.warning(
+                "mode %s: %s", mode, self.state.mode_reason if mode is self.state.mode else "no master"
+            )
             now = time.monotonic()
             for connection, link in self.all_links():
                 connection.run(link.set_mode(mode, now))
@@ -242,6 +244,9 @@ class EndpointService:
         """The daemon says who is master. On disk before anything is done. Raises ``EndpointError`` (see ``epochs``)."""
         async with self._epoch_lock:
             epochs = self.state.epochs.told_target(epoch, target)
+            told = None if self.state.suspended else self.state.target
+            if (epochs, target) == (self.state.epochs, told):
+                return  # again: no reason to ask the MetaService
             if epochs != self.state.epochs:
                 await self._saver.save_epochs(epochs, target)
             if self.state.set_target(target, epochs):
@@ -258,9 +263,9 @@ class EndpointService:
                 await self._saver.save_epochs(epochs, self.state.target)
             except EndpointError as error:
                 _log.error("%s", error)  # what was seen is true all the same
-            if self.state.see_epoch(epochs):
+            self.state.see_epoch(epochs)
+            if epochs.outdated:
                 _log.warning("epoch %d has begun: this endpoint waits to be told its master", epoch)
-                self._leave_master()
             self._master_changed()
 
     def _heard_of_epoch(self, epoch: int) -> None:

@@ -10,8 +10,9 @@ Only the daemon opens it again.
 
 The target is the MetaService of this host, the endpoint of the node that is master, or ``None``: no master at present.
 Under a target with an epoch the rules of ``epochs`` hold: a higher epoch with another target is a change of master, and
-counts like a death, because what the new MetaService knows is not what the old one knew. No target under the same epoch
-only *suspends*: links stay, requests on data are answered as misses, nobody is let in.
+counts like a death, because what the new MetaService knows is not what the old one knew. No target, or a higher epoch
+that was seen and not told, only *suspends*: requests on data are answered as misses, nobody is let in, and links stay.
+Perhaps the next target is the same, and a link that is dropped cannot always be had back (see ``hop``).
 """
 
 from __future__ import annotations
@@ -96,12 +97,17 @@ class EndpointState:
     @property
     def route(self) -> AnyTarget | None:
         """Where new links may go now; ``None`` when there is no master, or what is known of it is out of date."""
-        return None if self.suspended or self.epochs.outdated else self.target
+        return self.target if self.may_relay else None
+
+    @property
+    def may_relay(self) -> bool:
+        """False while there is no master, or what is known of it is out of date."""
+        return not (self.suspended or self.epochs.outdated)
 
     @property
     def link_mode(self) -> Mode:
-        """What links do: the mode, or ``recover`` while suspended."""
-        return Mode.RECOVER if self.suspended else self.mode
+        """What links do: the mode, or ``recover`` while they may not relay."""
+        return self.mode if self.may_relay else Mode.RECOVER
 
     # -- the MetaService comes and goes ----------------------------------------------------------
 
@@ -198,42 +204,33 @@ class EndpointState:
         """New links go there. True when the links of before must be dropped now: the master is another one.
 
         Args:
-            target: the new one.
+            target: the new one; ``None`` suspends.
             epochs: what ``Epochs.told_target`` gave for it, and was saved; ``None``: no epochs, as on a host of its own.
         """
-        higher = epochs is not None and epochs.told > self.epochs.told
-        was_outdated = self.epochs.outdated
         if epochs is not None:
             self.epochs = epochs
-            self.revision += 1
-        if target is None and not higher and self.epochs.told:
-            self.suspended = self.target is not None
-            if self.suspended:
-                self.backend_silent("the master is away")
+        self.revision += 1
+        if target is None and self.epochs.told and self.target is not None:
+            self.suspended = True
+            self.backend_silent("no master at present")
             return False
         self.suspended = False
-        if target == self.target and not was_outdated:
+        if target == self.target:
             return False
         self.target = target
         self.backend = Backend(deaths=self.backend.deaths)
-        self.revision += 1
         if not self.epochs.told:
             return False
-        self._begin_anew(f"epoch {self.epochs.told} has another master")
-        return True
-
-    def see_epoch(self, epochs: Epochs) -> bool:
-        """Another endpoint knows a higher epoch (``Epochs.saw``). True when links must be dropped now."""
-        if epochs.seen <= self.epochs.seen:
-            return False
-        self.epochs = epochs
-        self.backend_silent(f"epoch {epochs.seen} has begun; here epoch {epochs.told} is known")
-        self._begin_anew(f"epoch {epochs.seen} has begun")
-        return True
-
-    def _begin_anew(self, why: str) -> None:
         self.generation += 1
-        self._lost_sight(why)
+        self._lost_sight(f"epoch {self.epochs.told} has another master")
+        return True
+
+    def see_epoch(self, epochs: Epochs) -> None:
+        """Another endpoint knows a higher epoch (``Epochs.saw``): what was told is not to be relied upon any more."""
+        self.epochs = epochs
+        self.revision += 1
+        if epochs.outdated:
+            self.backend_silent(f"epoch {epochs.seen} has begun; here epoch {epochs.told} is known")
 
     def expire(self, now: float) -> bool:
         """True when a quiesce that nobody ended has ended itself."""

@@ -17,19 +17,23 @@ PROTOCOL = 2  # 1: before epochs and peers
 def status(service: EndpointService) -> dict[str, Any]:
     """What a daemon or an operator may want to know.
 
-    ``protocol``: 2; absent before epochs and peers. ``mode``, ``mode_reason``, ``quiesced``, ``admission``. ``target``: as
-    in the configuration, null without a master. ``epoch``: the one that was told, 0 before the first; ``epoch_seen``: the
-    highest known; ``deposed``: this endpoint's MetaService was master and a higher epoch has begun; ``suspended``: see
-    ``state``. ``backend`` {reachable, reachable_since_unix_seconds, last_error, deaths, life}: the same ``life`` on two
-    nodes means the same MetaService process. ``survivors`` {expected, back}: processes that had joined, still run and
-    can come back, and how many of them have a link to the present MetaService. ``stranded``: processes that cannot be
-    taken back and have to be started anew. ``connections``, ``waiting``, ``orphans`` (links without a MetaService),
-    ``silent`` (links whose MetaService says nothing), ``plain_relay`` {count, reasons}, ``refused``,
-    ``started_unix_seconds``.
-    ``outbound`` {peer, address, refused}: the hop this endpoint takes and why the other side last said no, null without one.
-    ``inbound`` {listen, listen_error, links, refused {reason: count}, peers: [{name, address, links, links_total,
-    bytes_from, bytes_to, refused, last_seen_unix_seconds}]}. ``tls`` {loaded_unix_seconds, problem}, null without.
-    ``clients``: a list of ``ClientProcess.as_dict``, connected ones first, and ``totals`` in the same counters.
+    - ``protocol``: 2; absent before epochs and peers.
+    - ``mode``, ``mode_reason``, ``quiesced``, ``admission``.
+    - ``target``: as in the configuration, null without a master; ``epoch``: the one that was told, 0 before the first;
+      ``epoch_seen``: the highest known; ``deposed``: this host's MetaService was master and a higher epoch has begun;
+      ``suspended``: there is no master, and links of before are kept.
+    - ``backend`` {reachable, reachable_since_unix_seconds, last_error, deaths, life}: the same ``life`` on two nodes means
+      the same MetaService process.
+    - ``survivors`` {expected, back}: processes that had joined, still run and can come back, and how many of them have a
+      link to the present MetaService; ``stranded``: those that cannot be taken back and have to be started anew.
+    - ``connections``, ``waiting``, ``orphans`` (links without a MetaService), ``silent`` (links whose MetaService says
+      nothing), ``plain_relay`` {count, reasons}, ``refused``, ``started_unix_seconds``.
+    - ``outbound`` {peer, address, refused}: the hop this endpoint takes, and why the other side said no the last time; null
+      without one.
+    - ``inbound`` {listen, listen_error, links, refused {reason: count}, peers: [{name, address, links, links_total,
+      bytes_from, bytes_to, refused {reason: count}, last_seen_unix_seconds}]}: links that come from peers.
+    - ``tls`` {loaded_unix_seconds, problem}, null without.
+    - ``clients``: a list of ``ClientProcess.as_dict``, connected ones first, and ``totals`` in the same counters.
     """
     state = service.state
     state.clients.forget_ended(is_alive)
@@ -45,7 +49,7 @@ def status(service: EndpointService) -> dict[str, Any]:
         "mode_reason": state.mode_reason,
         "quiesced": state.quiesced,
         "admission": state.admission.value,
-        "target": target_dict(state.target),
+        "target": None if state.suspended else target_dict(state.target),
         "epoch": state.epochs.told,
         "epoch_seen": state.epochs.seen,
         "deposed": state.epochs.outdated and not isinstance(state.target, PeerTarget | None),

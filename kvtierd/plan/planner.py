@@ -276,6 +276,12 @@ class _Planner:
                 f"this node ({self.node}) is a witness: it only votes and runs nothing",
                 "start kvtierd with --witness there, or take witness = true out",
             )
+        if cluster.mode == "etcd":
+            self.remarks.refuse(
+                "cluster.etcd-unproven",
+                'mode = "etcd" is not in this version: it has not been proved with an etcd that fails',
+                'write mode = "lease" with 3 or 5 voters, or mode = "static"',
+            )
         if cluster.mode in {"lease", "etcd"} and meta.runner == "docker":
             self.remarks.refuse(
                 "cluster.guard-container",

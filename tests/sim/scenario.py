@@ -132,7 +132,7 @@ class Scenario:
             taken = self.result.handovers if self._planned else self.result.takeovers
             taken.append(world.now - self._lost_at)
             self._lost_at = None
-        world.at(world.now + 8.0 + 6.0 * self.draw(), self._calm_strike, node)
+        world.at(world.now + 3.0 + 4.0 * self.draw(), self._calm_strike, node)
 
     def _calm_strike(self, node: Node, _: object = None) -> None:
         world = self.world

@@ -215,7 +215,7 @@ class Node:
             self.process = None
 
     async def until(
-        self, condition: Callable[[dict[str, Any]], bool], timeout_seconds: float = 8.0
+        self, condition: Callable[[dict[str, Any]], bool], timeout_seconds: float = 25.0
     ) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_seconds
         status: dict[str, Any] = {}

@@ -275,11 +275,8 @@ async def test_who_is_behind_cannot_reach_the_master(pair: EndpointCluster) -> N
     with pytest.raises(EndpointError, match="epoch 1 is over"):
         await pair["b"].control.set_target({"peer": "node-a"}, epoch=1)
     await pair["b"].control.set_target({"peer": "node-a"}, epoch=2)
-    await client.ended()
-    again = await pair["b"].client()
-    await pair["b"].control.serve()
-    assert answer_of(await again.ask(exist(4))) == 0
-    again.writer.close()
+    assert answer_of(await client.ask(exist(4))) == 0  # on the link of before: the master is the same
+    client.writer.close()
     writer.close()
 
 
@@ -290,15 +287,17 @@ async def test_a_deposed_master_serves_nobody(make: Callable[[str], EndpointClus
     assert answer_of(await local.ask(exist(1))) == 0
     assert answer_of(await remote.ask(exist(1))) == 0
     await cluster["b"].control.set_target({"peer": "node-a"}, epoch=7)  # node-b knows more than node-a
-    status = await cluster["a"].until(lambda s: s["deposed"] and s["inbound"]["links"] == 0)
-    assert (status["epoch"], status["epoch_seen"]) == (1, 7)
+    status = await cluster["a"].until(lambda s: s["deposed"])
+    assert (status["epoch"], status["epoch_seen"], status["mode"]) == (1, 7, "serve")
     await cluster["b"].until(
         lambda s: s["outbound"]["refused"] == "deposed" and not s["backend"]["reachable"]
     )
     for client in (local, remote):
         assert answer_of(await client.ask(exist(2))) == MISS
-    await cluster["c"].until(lambda s: s["epoch_seen"] == 7)  # it asked, and was told
+    waiting = await Client.connect(cluster["c"].meta, host=cluster["c"].ip)
+    await cluster["c"].until(lambda s: s["epoch_seen"] == 7 and s["waiting"] == 1)  # it asked, and was told
     assert len(cluster.fake.seen) == 2
+    waiting.writer.close()
     cluster["a"].kill()
     cluster["a"].launch()  # it knows that still
     assert (await cluster["a"].until(lambda s: s["epoch_seen"] == 7))["deposed"]
@@ -344,8 +343,12 @@ async def test_no_master_at_present(make: Callable[[str], EndpointCluster]) -> N
     assert answer_of(await waiting.ask(exist(3))) == 0  # on the same link
     await node.control.set_target(None, epoch=2)  # an election without a result
     assert answer_of(await waiting.ask(exist(4))) == MISS
+    status = await node.control.status()
+    assert (status["target"], status["epoch"], status["orphans"]) == (None, 2, 0)
+    await node.control.set_target({"peer": "node-b"}, epoch=2)  # now it is another one
     status = await node.until(lambda s: s["orphans"] == 2)
-    assert (status["target"], status["epoch"], status["suspended"]) == (None, 2, False)
+    assert (status["target"], status["suspended"]) == ({"peer": "node-b"}, False)
+    assert answer_of(await waiting.ask(exist(5))) == MISS
     assert len(cluster.fake.seen) == 2
     for client in (waiting, newcomer):
         client.writer.close()

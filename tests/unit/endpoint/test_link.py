@@ -139,6 +139,17 @@ def test_a_silence_without_end_is_a_death() -> None:
     assert link.state is LinkState.ORPHAN
 
 
+def test_a_server_is_not_left_waiting_for_a_client_that_is_gone() -> None:
+    link = make()
+    link.server_data(request(Opcode.REPLICATE, 7) + request(Opcode.REPLICATE, 8), 1.0)
+    link.client_data(request(Opcode.REPLICATE, 7), 1.1)
+    actions = link.client_lost()
+    assert kinds(actions) == [RetireServer, CloseClient]
+    assert isinstance(actions[0], RetireServer)
+    assert actions[0].unanswered == {(8, int(Opcode.REPLICATE))}
+    assert kinds(make().client_lost()) == [RetireServer, CloseClient]
+
+
 def test_memory_is_noticed_in_the_registration() -> None:
     link = make()
     rank = struct.pack("<hhIQ", 0, 5, 0, 3)

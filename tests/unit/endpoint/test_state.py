@@ -174,17 +174,23 @@ def test_a_master_that_is_away_suspends() -> None:
     assert (state.route, state.link_mode) == (PEER, Mode.SERVE)
     state.backend_found(101.0, life=11, era=1)
     assert state.backend.deaths == 0
-    assert told(state, 2, None)  # an election without a result is a change
-    assert (state.target, state.suspended, state.mode) == (None, False, Mode.RECOVER)
+    assert not told(state, 2, None)  # an election without a result
+    assert (state.route, state.suspended) == (None, True)
+    assert not told(state, 2, PEER)
+    assert not told(state, 3, None)
+    assert told(state, 3, OTHER)  # only now are the links of before of no use
+    assert (state.route, state.mode) == (OTHER, Mode.RECOVER)
 
 
 def test_a_higher_epoch_that_was_only_seen_ends_the_old_one() -> None:
     state = behind_a_hop()
-    assert state.see_epoch(state.epochs.saw(5))
-    assert (state.route, state.mode, state.backend.reachable) == (None, Mode.RECOVER, False)
-    assert not state.see_epoch(state.epochs.saw(5))
-    assert told(state, 5, PEER)  # the same master, elected again: its links were dropped all the same
-    assert state.route == PEER
+    state.see_epoch(state.epochs.saw(5))
+    assert (state.route, state.link_mode, state.backend.reachable) == (None, Mode.RECOVER, False)
+    assert not told(state, 5, PEER)  # the same master, elected again: its links are good
+    assert (state.route, state.link_mode) == (PEER, Mode.SERVE)
+    state.see_epoch(state.epochs.saw(6))
+    assert told(state, 6, OTHER)
+    assert (state.route, state.mode) == (OTHER, Mode.RECOVER)
 
 
 def test_another_life_behind_the_hop_is_a_death() -> None:

@@ -684,3 +684,10 @@ def test_the_documented_json_shape():
     assert set(made["hugepages"]) == {"page_size_bytes", "pages", "per_numa_node"}
     assert set(made["files"][0]) == {"path", "mode", "content", "user"}
     assert set(made["units"][0]) >= {"id", "kind", "argv", "env", "user", "devices", "files"}
+
+
+def test_mode_etcd_is_refused_until_it_is_proved():
+    cluster = {"mode": "etcd", "peers": PEERS, "etcd": {"endpoints": ["10.0.0.9:2379"]}}
+    assert "cluster.etcd-unproven" in codes(
+        plan(configured(cluster=cluster), host("a2-2cards"), node="a").refusals
+    )
