@@ -17,7 +17,10 @@ from kvtierd.plan.units import META_ID
 from kvtierd.units.guard_file import now_seconds
 
 CONTACT_SECONDS = 15.0  # a peer that was not heard of for longer is not reached: greetings come every 10 s
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.01
+PERMIT_SECONDS = (
+    40.0  # the target of a switchover may run its MetaService for so long before it is the master
+)
 PAUSE_FILE = "paused"
 
 
@@ -109,6 +112,8 @@ class ClusterVerbs:
         await self._check_target(to)
         began = time.monotonic()
         node = self._node
+        # Its MetaService first: starting one takes seconds, in which nobody would have hits.
+        await part.network.prepare(to, part.coordinator.standing.epoch, PERMIT_SECONDS, PERMIT_SECONDS)
         meta = node.view(META_ID)
         quiet = node.keeper is not None and await node.keeper.quiesce()
         mastership.handing_over = True

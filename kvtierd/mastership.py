@@ -29,14 +29,18 @@ from kvtierd.cluster.duty import (
 from kvtierd.cluster.hello import NodeFacts
 from kvtierd.cluster.standing import FOREVER, ClusterView, Standing
 from kvtierd.coordination import LEASE_EPOCH_FILE, Coordination, facts_of
-from kvtierd.errors import KvtierError
+from kvtierd.errors import ClusterError, KvtierError
 from kvtierd.files import write_atomic
 from kvtierd.node import Node
 from kvtierd.plan.units import LEASE_FILE, META_ID
 from kvtierd.tier.machine import TierView
 from kvtierd.units.guard_file import now_seconds, write_deadline
 
-GREET_AGAIN_SECONDS = 0.25  # while survivors of other nodes are waited for
+# While survivors of other nodes are waited for: all of them are asked again after so long, and a node.
+GREET_AGAIN_SECONDS = 0.1
+GREET_NODE_SECONDS = 0.005
+PREPARE_POLL_SECONDS = 0.1
+PERMIT_REST_SECONDS = 10.0  # of a permit: left for the switchover itself when the MetaService answers
 FRESH_SECONDS = 3.0  # a peer that was not heard of for longer does not keep the others waiting
 
 
@@ -68,6 +72,9 @@ class Mastership:
         self._told: Standing | None = None
         self._since_unix_seconds = 0.0
         self._problem = ""
+        self._unfit = ""
+        self._permit_until_seconds = 0.0
+        part.network.desk.prepare = self.prepare
 
     @property
     def is_master(self) -> bool:
@@ -112,7 +119,45 @@ class Mastership:
             why = f"its MetaService has failed: {meta.reason}"
         else:
             why = ""
+        self._unfit = why
         self.coordinator.set_fit(not why, why)
+
+    async def prepare(self, sender: str, epoch: int, seconds: float) -> None:
+        """A switchover to this node is about to come: starts a MetaService, and returns when it answers.
+
+        Args:
+            sender: The master, as it says.
+            epoch: Under which it is the master.
+            seconds: For so long the MetaService may run before this node is the master.
+
+        Raises:
+            ClusterError: ``cluster.not-master``: it is not, as far as is known here; ``cluster.not-fit``.
+        """
+        view = self.board.newest
+        if self.is_master or view is None or (view.master, view.epoch) != (sender, epoch):
+            raise ClusterError(
+                f"{self._name} does not know {sender} as the master (epoch {epoch})",
+                hint="try again in a moment", code="cluster.not-master",
+            )  # fmt: skip
+        self.judge_fitness()
+        if self._unfit:
+            raise ClusterError(f"{self._name} cannot be the master: {self._unfit}", code="cluster.not-fit")
+        self._permit_until_seconds = until = now_seconds() + seconds
+        self._node.events.add("info", "cluster.prepares", f"{sender} will hand over to this node")
+        try:
+            while not self._look().meta.ready:
+                if now_seconds() > until - PERMIT_REST_SECONDS:
+                    meta = self._node.view(META_ID)
+                    why = f"it is {meta.state}: {meta.reason}" if meta is not None else "it is not planned"
+                    raise ClusterError(
+                        f"the MetaService of {self._name} does not come up", why=why, code="cluster.not-fit"
+                    )
+                self._node.supervisor.poke()
+                await asyncio.sleep(PREPARE_POLL_SECONDS)
+        except BaseException:
+            self._permit_until_seconds = 0.0  # the next round ends it
+            self._node.supervisor.poke()
+            raise
 
     def facts(self) -> NodeFacts:
         """What this node says of itself to the others."""
@@ -169,8 +214,9 @@ class Mastership:
         now = time.monotonic()
         if now < self._next_greeting or (self._greeting is not None and not self._greeting.done()):
             return
-        self._next_greeting = now + GREET_AGAIN_SECONDS
-        self._greeting = asyncio.create_task(self.part.network.greet(list(self.part.network.links)))
+        names = list(self.part.network.links)
+        self._next_greeting = now + GREET_AGAIN_SECONDS + GREET_NODE_SECONDS * len(names)
+        self._greeting = asyncio.create_task(self.part.network.greet(names))
 
     def show(self) -> None:
         """What status says of the cluster."""
@@ -215,6 +261,7 @@ class Mastership:
             tier_serving=keeper is not None and keeper.view.phase == "serving",
             armed_until_seconds=self._armed_until_seconds,
             handing_over=self.handing_over,
+            permit_until_seconds=self._permit_until_seconds,
         )
 
     def _tell_of_changes(self) -> None:
@@ -231,6 +278,7 @@ class Mastership:
             return
         node = self._node
         if standing.role == "master":
+            self._permit_until_seconds = 0.0
             self._since_unix_seconds = time.time()
             node.events.add(
                 "info", "cluster.master", f"this node is the master, epoch {standing.epoch}: {standing.why}"
@@ -263,7 +311,8 @@ class Mastership:
                     and meta.guard_file
                 ):
                     write_deadline(self._lease_file, until_seconds)
-                    self._remember_epoch()
+                    if self.is_master:
+                        self._remember_epoch()
                 self._armed_until_seconds = until_seconds
             case KillMeta(why):
                 node.events.add(
@@ -315,6 +364,7 @@ class Mastership:
             where = {"peer": target}
         await node.endpoint.set_target(where, epoch=epoch)
         node.endpoint_status = await node.endpoint.status()
+        node.supervisor.poke()  # what follows from it is due at once
         node.events.add("info", "cluster.endpoint", f"the endpoint relays to {target}, epoch {epoch}")
 
     def _publish(self, duty: Publish) -> None:

@@ -7,6 +7,8 @@ The rules, and why:
 
 - A MetaService runs only on the master, under its lease: the guard's deadline is moved first, then it may start.
 - Whoever is not the master any more kills it at once. That is for speed: the guard kills it in any case.
+- The target of a switchover starts its own before it is the master, under a permit of the master's that the guard
+  enforces like a lease. No endpoint relays to it before it has a higher epoch, so it takes nobody's requests.
 - "unknown" starts nothing and stops nothing: not to know who is the master is no reason to take anybody's tier away.
 - An endpoint is pointed only forward: at the master of a higher epoch. It refuses the other direction by itself.
 - An endpoint that holds its clients back is opened for the MetaService process that the master has opened, no other.
@@ -63,6 +65,8 @@ class Seen:
         tier_serving: It has opened the tier to everybody.
         armed_until_seconds: The guard's present deadline.
         handing_over: This node is about to give mastership up: its MetaService has been stopped and stays so.
+        permit_until_seconds: Until then a MetaService may run here for a switchover to this node, though it is not the
+            master yet. Nobody uses it: every endpoint relays to the master's.
     """
 
     now_seconds: float
@@ -75,6 +79,7 @@ class Seen:
     tier_serving: bool = False
     armed_until_seconds: float = 0.0
     handing_over: bool = False
+    permit_until_seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -165,12 +170,8 @@ def _of_the_master(seen: Seen) -> list[Duty]:
 def _tier_state(seen: Seen) -> str:
     """For the others a MetaService that answers is up: they may come back to it while it still has to prove itself."""
     endpoint = seen.endpoint
-    answers = (
-        endpoint is not None
-        and endpoint.epoch == seen.standing.epoch
-        and endpoint.target == seen.node
-        and endpoint.life
-    )
+    pointed = endpoint is not None and (endpoint.epoch, endpoint.target) == (seen.standing.epoch, seen.node)
+    answers = pointed and endpoint is not None and (endpoint.life or seen.meta.ready)
     return "meta_up" if answers and seen.tier_state == "down" and not seen.handing_over else seen.tier_state
 
 
@@ -191,10 +192,15 @@ def _of_the_others(seen: Seen) -> list[Duty]:
     standing, view, endpoint = seen.standing, seen.view, seen.endpoint
     found: list[Duty] = []
     known = standing.role != "unknown"
-    if seen.meta.running and known:
-        found.append(KillMeta(_why_not_here(seen)))
-    if known or not seen.meta.running:
-        found.append(RestMeta(_why_not_here(seen)))
+    if known and seen.now_seconds < seen.permit_until_seconds:
+        if seen.permit_until_seconds != seen.armed_until_seconds:
+            found.append(ArmGuard(seen.permit_until_seconds))
+        found.append(WantMeta())
+    else:
+        if seen.meta.running and known:
+            found.append(KillMeta(_why_not_here(seen)))
+        if known or not seen.meta.running:
+            found.append(RestMeta(_why_not_here(seen)))
     if endpoint is None or view is None or view.master == seen.node:
         return found
     later = view.epoch > endpoint.epoch

@@ -158,6 +158,14 @@ class PeerNetwork:
         """
         return await self.links[to].take_over(epoch, timeout_seconds)
 
+    async def prepare(self, to: str, epoch: int, seconds: float, timeout_seconds: float) -> None:
+        """Has a peer start the MetaService that it will need as the next master; returns when it answers.
+
+        Raises:
+            ClusterError: it refuses, cannot be reached, or its MetaService does not come up.
+        """
+        await self.links[to].prepare(epoch, seconds, timeout_seconds)
+
     def set_hint(self, master: str) -> None:
         """Who is probably the master, before any view says so."""
         if master != self.hint:

@@ -146,6 +146,18 @@ class PeerLink:
             )  # fmt: skip
         return self._read(lambda r: epoch("epoch", r.epoch), reply)
 
+    async def prepare(self, under_epoch: int, seconds: float, timeout_seconds: float) -> None:
+        """Has the peer start a MetaService that nobody uses yet; returns when it answers."""
+        request = pb.PrepareRequest(
+            cluster=self._cluster, sender=self._node, epoch=under_epoch, seconds=seconds
+        )
+        reply = await self._call("Prepare", request, pb.PrepareReply, timeout_seconds)
+        if reply.code:
+            raise ClusterError(
+                text("problem", reply.problem), why=text("why", reply.why), hint=text("hint", reply.hint),
+                code=text("code", reply.code),
+            )  # fmt: skip
+
     async def watch(self, timeout_seconds: float) -> AsyncGenerator[Offer]:
         """The peer's views, newest first and then each change; ends with an error when the time is up at the latest.
 

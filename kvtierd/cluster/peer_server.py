@@ -35,6 +35,7 @@ from kvtierd.cluster.peer_wire import (
     election_to_wire,
     facts_from_wire,
     facts_to_wire,
+    permitted,
     view_from_wire,
     view_to_wire,
 )
@@ -63,6 +64,7 @@ class Desk:
     facts: Callable[[], NodeFacts]
     elect: Callable[[AnyMessage], Awaitable[Sequence[AnyMessage]]] | None = None
     take_over: Callable[[str, int], Awaitable[int]] | None = None
+    prepare: Callable[[str, int, float], Awaitable[None]] | None = None
 
 
 class _Allowance:
@@ -173,6 +175,22 @@ class _Servicer(peers_pb2_grpc.PeersServicer):
                 code=error.stable_code, problem=error.message, why=error.why, hint=error.hint
             )
         return pb.TakeOverReply(epoch=epoch)
+
+    async def Prepare(self, request: pb.PrepareRequest, context: Context) -> pb.PrepareReply:  # noqa: N802
+        peer = await self._admit(context, request.sender, request.cluster)
+        if self._desk.prepare is None:
+            await self._refuse(context, peer, "no-prepare", "this node cannot become the master")
+        try:
+            seconds = permitted("seconds", request.seconds)
+        except ClusterError as error:
+            await self._abort(context, peer, error)
+        try:
+            await self._desk.prepare(peer, request.epoch, seconds)
+        except KvtierError as error:
+            return pb.PrepareReply(
+                code=error.stable_code, problem=error.message, why=error.why, hint=error.hint
+            )
+        return pb.PrepareReply()
 
     async def WatchView(self, request: pb.WatchRequest, context: Context) -> None:  # noqa: N802
         peer = await self._admit(context, request.sender, request.cluster)

@@ -31,6 +31,7 @@ SENDER_KEY = "kvtierd-node"  # metadata: who calls, for the record when the mess
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_TEXT_CHARS = 2048
 MAX_EPOCH = 2**53
+LONGEST_PERMIT_SECONDS = 60.0
 KEEPALIVE_SECONDS = 1.0  # a dead peer is found within this and the next one
 PING_TIMEOUT_SECONDS = 1.0
 # In a large cluster a master is pinged by hundreds; there it may take two seconds longer.
@@ -291,4 +292,11 @@ def epoch(what: str, value: int) -> int:
     """An epoch that leaves room for later ones."""
     if value > MAX_EPOCH:
         raise malformed(f"{what} {value}")
+    return value
+
+
+def permitted(what: str, value: float) -> float:
+    """For how long something may go on by another node's word."""
+    if not 0.0 < seconds(what, value) <= LONGEST_PERMIT_SECONDS:
+        raise malformed(f"{what} = {value}")
     return value

@@ -79,7 +79,7 @@ class LinkTimes:
 
     silence: float = 0.9  # calls on data in flight and not a byte from the server
     registration_silence: float = 10.0  # then the connection is given up; registration may take seconds
-    hold: float = 0.8  # longest time a request is held in quiesce
+    hold: float = 0.08  # longest time a request is held in quiesce: a miss costs less than a wait
     settle: float = 0.005  # between the handshake and the first carried answer
     quiet_gap: float = 0.010  # nothing in flight and nothing heard: a good moment for FIN
     force_after: float = 0.3  # no quiet moment came: withhold answers

@@ -139,7 +139,7 @@ class Commands:
                         why=state.mode_reason,
                         code="endpoint.not-quiet",
                     )
-                if service.quiet_for(now, started) >= quiet_seconds:
+                if service.is_quiet(now, started, quiet_seconds):
                     state.mark_quiesced()
                     return {"mode": state.mode.value, "took_seconds": now - started}
                 await asyncio.sleep(PENDING_TICK_SECONDS / 2)

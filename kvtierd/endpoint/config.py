@@ -50,7 +50,7 @@ class EndpointConfig:
     state_file: Path
     purge_on_unclean: bool = True
     silence_seconds: float = 0.9  # with the tick that notices it, no call blocks longer than 1 s
-    hold_seconds: float = 0.8
+    hold_seconds: float = 0.08
     handshake_seconds: float = 5.0
     waiting_seconds: float = 600.0
     waiting_room: int = 256

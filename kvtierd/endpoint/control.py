@@ -190,8 +190,9 @@ class EndpointControl:
     async def quiesce(self, timeout_seconds: float, *, quiet_seconds: float = 0.5) -> float:
         """Holds new requests until all are answered and it has been quiet. Returns how long it took.
 
-        ``quiet_seconds`` must cover the 200 ms after which the MetaService tells the pools what it wrote and evicted:
-        killed before that, a pool replays keys whose memory holds something else.
+        ``quiet_seconds`` is for clients in the middle of a put or a get; without any it is shorter. It must cover the
+        200 ms after which the MetaService tells the pools what it wrote and evicted: killed before that, a pool replays
+        keys whose memory holds something else.
         """
         result = await self._call(
             "quiesce",

@@ -64,6 +64,7 @@ class Link:
         self.plain_reason = ""
         self.silent = False  # the server has said nothing for too long
         self.traffic_at = now  # last frame to or from the MetaService
+        self._begun_keys = 0
         self._flight = Flight()
         self._server_requests: set[tuple[int, int]] = set()
         self._from_client = framing.FrameDecoder()
@@ -110,6 +111,11 @@ class Link:
         """Something waits for an answer: tick at the usual pace."""
         gaps = self.client.identity.is_process and self.client.numbers.gaps
         return bool(self._flight) or self.silent or gaps
+
+    @property
+    def unfinished(self) -> bool:
+        """The client was given room or blobs, and has not said that it is done: it may be copying KV right now."""
+        return self._begun_keys > 0
 
     @property
     def in_flight(self) -> dict[tuple[int, int], int]:
@@ -354,9 +360,15 @@ class Link:
         elif opcode in framing.LOOKUP_OPCODES:
             self.client.counters.lookup_hits += framing.lookup_hits(opcode, raw, keys)
         elif opcode in framing.WRITE_OPCODES:
-            self.client.counters.writes += framing.granted_keys(opcode, raw, keys)
+            granted = framing.granted_keys(opcode, raw, keys)
+            self.client.counters.writes += granted
+            self._begun_keys += granted
         elif opcode in framing.READ_OPCODES:
-            self.client.counters.read_hits += framing.granted_keys(opcode, raw, keys)
+            granted = framing.granted_keys(opcode, raw, keys)
+            self.client.counters.read_hits += granted
+            self._begun_keys += granted
+        elif opcode == _BATCH_UPDATE:
+            self._begun_keys = max(0, self._begun_keys - keys)
         return [self._to_client(raw)] if self.open else []
 
     def _go_plain(self, reason: str, now: float) -> list[Action]:

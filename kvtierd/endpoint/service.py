@@ -34,6 +34,7 @@ HURRIED_TICK_SECONDS = 0.003
 PENDING_TICK_SECONDS = 0.02
 IDLE_TICK_SECONDS = 0.1
 WIND_UP_SECONDS = 1.0
+SETTLED_SECONDS = 0.3  # the MetaService tells the pools of what it wrote and evicted within 0.2 s
 
 
 class EndpointService:
@@ -220,14 +221,19 @@ class EndpointService:
                 connection.run(link.set_mode(mode, now))
         self.changed.notify()
 
-    def quiet_for(self, now: float, started: float) -> float:
-        """For how long nothing has been on its way to or from the MetaService, ``started`` at the earliest."""
-        last = started
+    def is_quiet(self, now: float, started: float, quiet_seconds: float) -> bool:
+        """Nothing is on its way to or from the MetaService, and nobody is in the middle of a put or a get.
+
+        Of who was given room or blobs and has not said that it is done only time tells whether it still copies:
+        ``quiet_seconds``, from ``started`` at the earliest. Where everybody is done ``SETTLED_SECONDS`` are enough.
+        """
         for _, link in self.all_links():
             if link.in_flight or link.state is LinkState.PLAIN:
-                return 0.0
-            last = max(last, link.traffic_at)
-        return now - last
+                return False
+            enough = quiet_seconds if link.unfinished else min(quiet_seconds, SETTLED_SECONDS)
+            if now - max(started, link.traffic_at) < enough:
+                return False
+        return now - started >= min(quiet_seconds, SETTLED_SECONDS)
 
     def cut(self) -> int:
         """Has every client connect anew, those of peers too and all together (see ``hop``). How many links."""

@@ -17,6 +17,7 @@ class Fault:
         overlap: Seconds for which two MetaServices accepted at once.
         failed, wrong: Requests.
         longest: Seconds of the longest request since the fault.
+        planned: The next MetaService was up before the last had ended, and unused until then.
     """
 
     what: str
@@ -28,6 +29,7 @@ class Fault:
     failed: int
     wrong: int
     longest: float
+    planned: bool = False
 
 
 FAULTS: list[Fault] = []
@@ -54,7 +56,7 @@ def table() -> list[str]:
             _seconds(fault.serving),
             _seconds(fault.hits),
             _seconds(fault.rejoined),
-            f"{fault.overlap:.2f} s" if fault.overlap else "never",
+            "unused" if fault.planned else f"{fault.overlap:.2f} s" if fault.overlap else "never",
             str(fault.failed),
             str(fault.wrong),
             _seconds(fault.longest),

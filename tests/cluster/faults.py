@@ -58,6 +58,7 @@ class FaultRun:
         moved: bool | None,
         gone: set[str] | None = None,
         serves_on: bool = False,
+        planned: bool = False,
         heal: Callable[[], None] | None = None,
     ) -> Fault:
         """Waits until the tier answers again everywhere, checks what must hold and writes the line.
@@ -66,6 +67,7 @@ class FaultRun:
             moved: Another node must have become the master; ``None``: it may have.
             gone: These nodes are down or cannot be reached.
             serves_on: Nothing has interrupted the MetaService: no new one is waited for.
+            planned: A switchover: the next MetaService is up before the one before has ended, and nobody uses it until then.
             heal: Ends the fault; everybody has to be back after it.
         """
         cluster, watch, gone = self.cluster, self.watch, gone or set()
@@ -78,7 +80,10 @@ class FaultRun:
         else:
             master = self.master
         interrupted = not serves_on or master != self.master
-        serving = self._serving(master) if interrupted else self.at
+        if planned:
+            serving = self._joinable(master)
+        else:
+            serving = self._serving(master) if interrupted else self.at
         nodes = set(cluster.nodes) - gone - {self.victim}
         hits = watch.wait_hits(serving, nodes, 60)
         cluster.wait_well(60, but=gone)
@@ -100,10 +105,12 @@ class FaultRun:
             len(watch.failed),
             len(watch.wrong),
             watch.longest_seconds(self.at),
+            planned,
         )
         FAULTS.append(fault)
         print(fault)
-        assert fault.overlap == 0, watch.spans
+        assert planned or fault.overlap == 0, watch.spans
+        assert not planned or fault.overlap > 0, "the next one was not up first"
         assert not watch.failed, watch.failed
         assert not watch.wrong, watch.wrong
         assert moved is not False or cluster.master(but=gone) == self.master, cluster.told()
@@ -113,6 +120,14 @@ class FaultRun:
         assert self._same("pool-0", pools), cluster.told()
         self._all_tell_the_same(cluster.master(but=gone), gone)
         return fault
+
+    def _joinable(self, master: str) -> float:
+        """When the tier of this master was open to everybody."""
+        deadline = time.monotonic() + 30
+        while self.cluster[master].status().tier_state != "joinable":
+            assert time.monotonic() < deadline, self.cluster.told()
+            time.sleep(0.02)
+        return time.monotonic()
 
     def _serving(self, master: str) -> float:
         """When the MetaService of this master began to accept after the fault."""

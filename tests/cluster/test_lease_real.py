@@ -67,7 +67,7 @@ def test_a_switchover_under_load(lab: Cluster) -> None:
         run.now()
         done = lab[run.master].kvtierctl("switchover", target)
         assert done.returncode == 0, (done.stdout, done.stderr)
-        run.settle(moved=True)
+        run.settle(moved=True, planned=True)
         assert lab.master() == target
         assert not [e for e in lab[target].client.events() if e.kind == "tier.purged" and e.at > _wall(run)]
 

@@ -16,7 +16,7 @@ def test_two_hosts_and_an_operator() -> None:
         with FaultRun(lab, "static: switchover") as run:
             done = lab["a"].kvtierctl("switchover", "b")
             assert done.returncode == 0, (done.stdout, done.stderr)
-            run.settle(moved=True)
+            run.settle(moved=True, planned=True)
         assert lab.master() == "b"
         with FaultRun(lab, "static: host lost, the other promoted", victim="b") as run:
             lab["b"].kill_host()

@@ -31,6 +31,7 @@ class World:
             n: NodeFacts(n, memcache_version="1.3.0", world_size=16, role="follower") for n in "bcd"
         }
         self.quiet = True
+        self.unprepared = False
         self.newest = ClusterView(4, "a", since_unix_seconds=1000.0)
         standing = (
             Standing("master", 4, "a", "elected") if master else Standing("follower", 4, "b", "b has it")
@@ -45,7 +46,7 @@ class World:
             n: SimpleNamespace(facts=f, clock=SimpleNamespace(seconds=0.25)) for n, f in self.facts.items()
         }
         network: Any = SimpleNamespace(
-            node="a", links=links, problem="", greet=self.greet, board=self,
+            node="a", links=links, problem="", greet=self.greet, board=self, prepare=self.prepare,
             facts=lambda: NodeFacts("a", memcache_version="1.3.0", world_size=16, role=standing.role, epoch=4),
             contact=lambda name: PeerContact(name, True, 1.0, "" if name in self.answers else "no route"),
         )  # fmt: skip
@@ -72,6 +73,11 @@ class World:
         self.calls.append(("greet", *names))
         return self.answers & set(names)
 
+    async def prepare(self, to: str, epoch: int, seconds: float, timeout_seconds: float) -> None:
+        self.calls.append(("prepare", to, epoch))
+        if self.unprepared:
+            raise ClusterError("its MetaService does not come up", code="cluster.not-fit")
+
     async def end_meta(self, why: str) -> None:
         self.calls.append("end-meta")
         assert self.mastership.handing_over, "nothing may start it again"
@@ -89,10 +95,20 @@ async def test_a_switchover_goes_in_order(tmp_path: Path) -> None:
     world = World(tmp_path)
     reply = await world.verbs.switchover("b", 5.0)
     assert world.calls == [
-        ("greet", "b"), "quiesce", "end-meta", ("greet", "b"), ("hand-over", "b", 4), "cluster.switchover",
+        ("greet", "b"), ("prepare", "b", 4), "quiesce", "end-meta", ("greet", "b"), ("hand-over", "b", 4),
+        "cluster.switchover",
     ]  # fmt: skip
     assert (reply.epoch, reply.note) == (5, "")
     assert not world.mastership.handing_over
+
+
+async def test_a_target_whose_meta_service_does_not_come_up_costs_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.unprepared = True
+    with pytest.raises(ClusterError, match="does not come up"):
+        await world.verbs.switchover("b", 5.0)
+    assert world.calls == [("greet", "b"), ("prepare", "b", 4)]
+    assert world.meta is not None
 
 
 async def test_without_a_quiet_moment_the_next_master_is_not_told_that_all_is_in_order(

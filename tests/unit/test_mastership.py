@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 from kvtierd.cluster.hello import NodeFacts
 from kvtierd.cluster.standing import ClusterView, Standing
 from kvtierd.coordination import LEASE_EPOCH_FILE, held_lease, settings_digest
-from kvtierd.errors import EndpointError
+from kvtierd.errors import ClusterError, EndpointError
 from kvtierd.mastership import Mastership
 from kvtierd.plan.units import LEASE_FILE, META_ID
 from kvtierd.settings import Settings
@@ -30,6 +31,9 @@ class Told:
         self.newest: ClusterView | None = None
         self.status_now: dict[str, Any] = endpoint_status()
         self.refuse = False
+
+    def poke(self) -> None:
+        """A round is due."""
 
     def set_resting(self, unit: str, why: str) -> None:
         self.calls.append(("resting", unit, why))
@@ -103,7 +107,7 @@ class World:
             standing=standing, set_fit=lambda fit, why="": self.fit.append((fit, why))
         )
         network = SimpleNamespace(
-            node="a", board=self.told, links=self.links, problem="", differences=dict,
+            node="a", board=self.told, links=self.links, problem="", differences=dict, desk=SimpleNamespace(),
             contact=lambda name: SimpleNamespace(last_contact_seconds=self.links[name].ago),
         )  # fmt: skip
         part: Any = SimpleNamespace(
@@ -270,3 +274,52 @@ def test_the_end_of_the_wait_for_the_master_before_begins_a_round(tmp_path: Path
     assert 0.5 < world.mastership.due_in_seconds() <= 1.0
     world.stand(dataclasses.replace(MASTER, serve_after_seconds=now_seconds() - 1.0))
     assert world.mastership.due_in_seconds() == float("inf")
+
+
+async def test_the_target_of_a_switchover_has_its_meta_service_up_first(tmp_path: Path) -> None:
+    world = World(tmp_path, Standing("follower", 3, "b"))
+    world.told.newest = ClusterView(3, "b")
+    world.meta = SimpleNamespace(pid=None, instance="", state="stopped", reason="")
+
+    async def preparing() -> None:
+        await world.mastership.prepare("b", 3, 30.0)
+
+    task = asyncio.create_task(preparing())
+    await asyncio.sleep(0.02)
+    await world.mastership.round()
+    assert ("resting", META_ID, "") in world.told.calls
+    until = read_deadline(str(tmp_path / LEASE_FILE))
+    assert until is not None, "the guard knows before it starts"
+    assert 20.0 < until - now_seconds() <= 30.0
+    assert not (tmp_path / LEASE_EPOCH_FILE).exists(), "it is no lease"
+    assert not task.done()
+    world.meta = SimpleNamespace(pid=9, instance="i", state="ready", reason="")
+    await asyncio.wait_for(task, 5.0)
+    world.told.calls.clear()
+    await world.mastership.round()
+    assert "kill" not in world.told.kinds()
+
+
+async def test_a_permit_ends_when_the_meta_service_does_not_come_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvtierd.mastership.PERMIT_REST_SECONDS", 29.9)
+    world = World(tmp_path, Standing("follower", 3, "b"))
+    world.told.newest = ClusterView(3, "b")
+    world.meta = SimpleNamespace(pid=9, instance="i", state="starting", reason="port 5001 is taken")
+    with pytest.raises(ClusterError, match="does not come up") as told:
+        await world.mastership.prepare("b", 3, 30.0)
+    assert "port 5001 is taken" in told.value.why
+    await world.mastership.round()
+    assert "kill" in world.told.kinds()
+
+
+@pytest.mark.parametrize(("master", "epoch"), [("c", 3), ("b", 2), ("b", 4)])
+async def test_only_the_master_may_ask_for_a_meta_service(tmp_path: Path, master: str, epoch: int) -> None:
+    world = World(tmp_path, Standing("follower", 3, "b"))
+    world.told.newest = ClusterView(3, "b")
+    with pytest.raises(ClusterError, match="does not know"):
+        await world.mastership.prepare(master, epoch, 30.0)
+    world.node.paused = "new firmware"
+    with pytest.raises(ClusterError, match="paused"):
+        await world.mastership.prepare("b", 3, 30.0)

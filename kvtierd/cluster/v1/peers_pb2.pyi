@@ -203,3 +203,27 @@ class TakeOverReply(_message.Message):
     why: str
     hint: str
     def __init__(self, epoch: _Optional[int] = ..., code: _Optional[str] = ..., problem: _Optional[str] = ..., why: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
+
+class PrepareRequest(_message.Message):
+    __slots__ = ("cluster", "sender", "epoch", "seconds")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    sender: str
+    epoch: int
+    seconds: float
+    def __init__(self, cluster: _Optional[str] = ..., sender: _Optional[str] = ..., epoch: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class PrepareReply(_message.Message):
+    __slots__ = ("code", "problem", "why", "hint")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    problem: str
+    why: str
+    hint: str
+    def __init__(self, code: _Optional[str] = ..., problem: _Optional[str] = ..., why: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...

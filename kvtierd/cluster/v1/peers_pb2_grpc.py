@@ -54,6 +54,11 @@ class PeersStub:
                 request_serializer=kvtierd_dot_v1_dot_peers__pb2.TakeOverRequest.SerializeToString,
                 response_deserializer=kvtierd_dot_v1_dot_peers__pb2.TakeOverReply.FromString,
                 _registered_method=True)
+        self.Prepare = channel.unary_unary(
+                '/kvtierd.v1.Peers/Prepare',
+                request_serializer=kvtierd_dot_v1_dot_peers__pb2.PrepareRequest.SerializeToString,
+                response_deserializer=kvtierd_dot_v1_dot_peers__pb2.PrepareReply.FromString,
+                _registered_method=True)
 
 
 class PeersServicer:
@@ -87,6 +92,13 @@ class PeersServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Prepare(self, request, context):
+        """A switchover is about to come: start a MetaService, though nobody uses it yet. The reply comes when it answers.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeersServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -109,6 +121,11 @@ def add_PeersServicer_to_server(servicer, server):
                     servicer.TakeOver,
                     request_deserializer=kvtierd_dot_v1_dot_peers__pb2.TakeOverRequest.FromString,
                     response_serializer=kvtierd_dot_v1_dot_peers__pb2.TakeOverReply.SerializeToString,
+            ),
+            'Prepare': grpc.unary_unary_rpc_method_handler(
+                    servicer.Prepare,
+                    request_deserializer=kvtierd_dot_v1_dot_peers__pb2.PrepareRequest.FromString,
+                    response_serializer=kvtierd_dot_v1_dot_peers__pb2.PrepareReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -219,6 +236,33 @@ class Peers:
             '/kvtierd.v1.Peers/TakeOver',
             kvtierd_dot_v1_dot_peers__pb2.TakeOverRequest.SerializeToString,
             kvtierd_dot_v1_dot_peers__pb2.TakeOverReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Prepare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtierd.v1.Peers/Prepare',
+            kvtierd_dot_v1_dot_peers__pb2.PrepareRequest.SerializeToString,
+            kvtierd_dot_v1_dot_peers__pb2.PrepareReply.FromString,
             options,
             channel_credentials,
             insecure,

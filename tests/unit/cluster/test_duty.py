@@ -139,6 +139,19 @@ def test_a_meta_service_that_answers_is_up_for_the_others() -> None:
     assert duties(seen(endpoint=dataclasses.replace(answering, target="")))[-1] == Publish(5, "down", "")
 
 
+def test_the_target_of_a_switchover_may_run_a_meta_service_that_nobody_uses() -> None:
+    permitted = seen(FOLLOWER, permit_until_seconds=110.0)
+    assert duties(permitted) == (ArmGuard(110.0), WantMeta())
+    up = dataclasses.replace(permitted, meta=UP, armed_until_seconds=110.0)
+    assert duties(up) == (WantMeta(),)
+    over = duties(dataclasses.replace(up, now_seconds=110.0))
+    assert of(KillMeta, over)
+    assert of(RestMeta, over)
+    gained = duties(dataclasses.replace(up, standing=MASTER))
+    assert gained[:2] == (ArmGuard(MASTER.until_seconds), WantMeta())
+    assert not of(ArmGuard, duties(dataclasses.replace(permitted, standing=Standing("unknown"))))
+
+
 def test_while_mastership_is_handed_over_nothing_starts_here() -> None:
     found = duties(seen(handing_over=True, endpoint=EndpointSeen(epoch=4)))
     assert not of(WantMeta, found)
@@ -176,6 +189,7 @@ anything = st.builds(
     tier_serving=st.booleans(),
     armed_until_seconds=st.floats(0, 20),
     handing_over=st.booleans(),
+    permit_until_seconds=st.floats(0, 20),
 )
 
 
@@ -184,14 +198,17 @@ def test_whatever_is_seen(what: Seen) -> None:
     found = duties(what)
     wanted, killed = of(WantMeta, found), of(KillMeta, found)
     standing = what.standing
+    is_master = standing.role == "master" and what.now_seconds < standing.until_seconds
+    permitted = not is_master and standing.role != "unknown" and what.now_seconds < what.permit_until_seconds
     if wanted:
-        assert standing.role == "master"
-        assert what.now_seconds < standing.until_seconds
-        assert what.meta.running or what.now_seconds >= standing.serve_after_seconds
+        assert is_master or permitted
+        assert permitted or what.meta.running or what.now_seconds >= standing.serve_after_seconds
         assert not killed
-    if of(ArmGuard, found) or of(Publish, found):
-        assert standing.role == "master"
-        assert what.now_seconds < standing.until_seconds
+    for armed in of(ArmGuard, found):
+        assert armed == ArmGuard(standing.until_seconds if is_master else what.permit_until_seconds)
+        assert is_master or permitted
+    if of(Publish, found):
+        assert is_master
     if killed:
         assert what.meta.running
         assert standing.role != "unknown"
