@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from kvtierd.cluster.hello import differences
+from kvtierd.cluster_events import ClusterEvents
 from kvtierd.control.v1 import control_pb2 as pb
 from kvtierd.coordination import Coordination
 from kvtierd.errors import ClusterError, StateError
@@ -99,6 +100,11 @@ class ClusterVerbs:
             if not shown.problem and (contact.last_contact_seconds or 0.0) > CONTACT_SECONDS:
                 shown.problem = f"not heard of for {contact.last_contact_seconds:.0f} s"
         return shown
+
+    def events(self) -> ClusterEvents:
+        """What happens on all nodes. Raises ``ClusterError``: this node has no cluster."""
+        part, _ = self._taking_part()
+        return ClusterEvents(part.network, self._node.events)
 
     # -- switchover, promote
 

@@ -75,6 +75,7 @@ class Mastership:
         self._unfit = ""
         self._permit_until_seconds = 0.0
         part.network.desk.prepare = self.prepare
+        part.network.desk.events = node.events.last
 
     @property
     def is_master(self) -> bool:

@@ -68,6 +68,14 @@ class NodeVerbs:
         """Kept, then new events."""
         return self._node.events.follow(last)
 
+    async def cluster_events(self, last: int) -> list[tuple[str, Event]]:
+        """Kept events of all nodes, each with its node."""
+        return await self.cluster.events().next(last)
+
+    def follow_cluster_events(self, last: int) -> AsyncIterator[tuple[str, Event]]:
+        """Kept, then new events of all nodes."""
+        return self.cluster.events().follow(last)
+
     async def tail(self, unit: str, lines: int) -> list[str]:
         """Last output lines of a unit."""
         return await self._node.backend.tail(self._node.resolve(unit), lines)

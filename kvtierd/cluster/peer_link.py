@@ -14,6 +14,7 @@ import grpc
 from kvtierd.cluster.clock import boottime_seconds
 from kvtierd.cluster.election_messages import AnyMessage
 from kvtierd.cluster.hello import ClockOffset, NodeFacts
+from kvtierd.cluster.peer_events import events_from_wire
 from kvtierd.cluster.peer_security import PeerSecurity
 from kvtierd.cluster.peer_wire import (
     KEEPALIVE_SECONDS,
@@ -33,6 +34,7 @@ from kvtierd.cluster.standing import ClusterView
 from kvtierd.cluster.v1 import peers_pb2 as pb
 from kvtierd.cluster.v1 import peers_pb2_grpc
 from kvtierd.errors import ClusterError
+from kvtierd.events import Event
 
 MOST_ANSWERS = 16  # to one election message
 Reply = TypeVar("Reply")
@@ -157,6 +159,12 @@ class PeerLink:
                 text("problem", reply.problem), why=text("why", reply.why), hint=text("hint", reply.hint),
                 code=text("code", reply.code),
             )  # fmt: skip
+
+    async def events(self, last: int, after_id: int, timeout_seconds: float) -> list[Event]:
+        """What happened there, oldest first."""
+        request = pb.PeerEventsRequest(cluster=self._cluster, sender=self._node, last=last, after_id=after_id)
+        reply = await self._call("Events", request, pb.PeerEventsReply, timeout_seconds)
+        return self._read(events_from_wire, reply)
 
     async def watch(self, timeout_seconds: float) -> AsyncGenerator[Offer]:
         """The peer's views, newest first and then each change; ends with an error when the time is up at the latest.

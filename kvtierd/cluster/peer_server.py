@@ -23,6 +23,7 @@ from kvtierd.cluster.clock import boottime_seconds
 from kvtierd.cluster.election_messages import AnyMessage, Refusal
 from kvtierd.cluster.handshakes import Handshakes
 from kvtierd.cluster.hello import NodeFacts
+from kvtierd.cluster.peer_events import events_to_wire
 from kvtierd.cluster.peer_link import PeerLink
 from kvtierd.cluster.peer_security import PeerSecurity
 from kvtierd.cluster.peer_wire import (
@@ -44,6 +45,7 @@ from kvtierd.cluster.v1 import peers_pb2 as pb
 from kvtierd.cluster.v1 import peers_pb2_grpc
 from kvtierd.cluster.view_board import ViewBoard
 from kvtierd.errors import ClusterError, KvtierError
+from kvtierd.events import Event
 
 SLOW_SECONDS = 5.0  # a watcher that has not taken a view by then is dropped
 STREAMS_PER_PEER = (
@@ -65,6 +67,7 @@ class Desk:
     elect: Callable[[AnyMessage], Awaitable[Sequence[AnyMessage]]] | None = None
     take_over: Callable[[str, int], Awaitable[int]] | None = None
     prepare: Callable[[str, int, float], Awaitable[None]] | None = None
+    events: Callable[[], Sequence[Event]] = tuple
 
 
 class _Allowance:
@@ -191,6 +194,10 @@ class _Servicer(peers_pb2_grpc.PeersServicer):
                 code=error.stable_code, problem=error.message, why=error.why, hint=error.hint
             )
         return pb.PrepareReply()
+
+    async def Events(self, request: pb.PeerEventsRequest, context: Context) -> pb.PeerEventsReply:  # noqa: N802
+        await self._admit(context, request.sender, request.cluster)
+        return events_to_wire(self._desk.events(), request.last, request.after_id)
 
     async def WatchView(self, request: pb.WatchRequest, context: Context) -> None:  # noqa: N802
         peer = await self._admit(context, request.sender, request.cluster)

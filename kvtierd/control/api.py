@@ -32,6 +32,14 @@ class NodeApi(Protocol):
         """Kept, then new events."""
         ...
 
+    async def cluster_events(self, last: int) -> list[tuple[str, Event]]:
+        """Kept events of all nodes, each with its node."""
+        ...
+
+    def follow_cluster_events(self, last: int) -> AsyncIterator[tuple[str, Event]]:
+        """Kept, then new events of all nodes."""
+        ...
+
     async def tail(self, unit: str, lines: int) -> list[str]:
         """Last output lines of a unit."""
         ...

@@ -59,9 +59,10 @@ class ControlClient:
             seconds=RELOAD_SECONDS,
         )
 
-    def events(self, *, last: int = 0, follow: bool = False) -> Iterator[pb.Event]:
-        """Events; with ``follow`` it does not end by itself."""
-        return self._stream(self._stub.Events, pb.EventsRequest(last=last, follow=follow), follow=follow)
+    def events(self, *, last: int = 0, follow: bool = False, cluster: bool = False) -> Iterator[pb.Event]:
+        """Events of this node, or of all; with ``follow`` it does not end by itself."""
+        request = pb.EventsRequest(last=last, follow=follow, cluster=cluster)
+        return self._stream(self._stub.Events, request, follow=follow)
 
     def logs(self, unit: str, *, lines: int = 20, follow: bool = False) -> Iterator[str]:
         """Output lines of a unit."""

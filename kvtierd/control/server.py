@@ -62,6 +62,10 @@ class _Servicer(control_pb2_grpc.ControlServicer):
         return await _guarded(context, lambda: self._node.reload(restart_changed=request.restart_changed))
 
     async def Events(self, request: pb.EventsRequest, context: Context) -> AsyncIterator[pb.Event]:  # noqa: N802
+        if request.cluster:
+            async for named in self._cluster_events(request, context):
+                yield named
+            return
         if not request.follow:
             for event in self._node.events(request.last):
                 yield _event(event)
@@ -69,6 +73,18 @@ class _Servicer(control_pb2_grpc.ControlServicer):
         async with contextlib.aclosing(self._node.follow_events(request.last)) as events:  # type: ignore[type-var]
             async for event in events:
                 yield _event(event)
+
+    async def _cluster_events(self, request: pb.EventsRequest, context: Context) -> AsyncIterator[pb.Event]:
+        try:
+            if not request.follow:
+                for node, event in await self._node.cluster_events(request.last):
+                    yield _event(event, node)
+                return
+            async with contextlib.aclosing(self._node.follow_cluster_events(request.last)) as events:  # type: ignore[type-var]
+                async for node, event in events:
+                    yield _event(event, node)
+        except KvtierError as error:
+            await _abort(context, error)
 
     async def Logs(self, request: pb.LogsRequest, context: Context) -> AsyncIterator[pb.LogLine]:  # noqa: N802
         lines = min(request.lines or 20, MAX_LOG_LINES)
@@ -155,10 +171,10 @@ async def _abort(context: Context, error: KvtierError, status: grpc.StatusCode |
     raise AssertionError  # abort always raises
 
 
-def _event(event: Event) -> pb.Event:
+def _event(event: Event, node: str = "") -> pb.Event:
     return pb.Event(
         id=event.id, at=event.at_unix_seconds, severity=event.severity, kind=event.kind, unit=event.unit,
-        message=event.message,
+        message=event.message, node=node,
     )  # fmt: skip
 
 

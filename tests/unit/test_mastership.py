@@ -99,7 +99,7 @@ class World:
             runtime=directory, plan=plan, supervisor=self.told, endpoint=self.told,
             endpoint_status=self.told.status_now, keeper=None, paused=None, view=lambda _: self.meta,
             settings=Settings(pool={"dram": 1 << 30}, cluster={"mode": "lease", "peers": PEERS}),
-            events=SimpleNamespace(add=lambda *a, **k: self.events.append(a)),
+            events=SimpleNamespace(add=lambda *a, **k: self.events.append(a), last=list),
         )  # fmt: skip
         self.fit: list[tuple[bool, str]] = []
         self.links: dict[str, Any] = {}

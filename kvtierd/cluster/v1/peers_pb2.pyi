@@ -227,3 +227,37 @@ class PrepareReply(_message.Message):
     why: str
     hint: str
     def __init__(self, code: _Optional[str] = ..., problem: _Optional[str] = ..., why: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...
+
+class PeerEventsRequest(_message.Message):
+    __slots__ = ("cluster", "sender", "last", "after_id")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    AFTER_ID_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    sender: str
+    last: int
+    after_id: int
+    def __init__(self, cluster: _Optional[str] = ..., sender: _Optional[str] = ..., last: _Optional[int] = ..., after_id: _Optional[int] = ...) -> None: ...
+
+class PeerEventsReply(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[PeerEvent]
+    def __init__(self, events: _Optional[_Iterable[_Union[PeerEvent, _Mapping]]] = ...) -> None: ...
+
+class PeerEvent(_message.Message):
+    __slots__ = ("id", "at_unix_seconds", "severity", "kind", "unit", "message")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    AT_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SEVERITY_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    at_unix_seconds: float
+    severity: str
+    kind: str
+    unit: str
+    message: str
+    def __init__(self, id: _Optional[int] = ..., at_unix_seconds: _Optional[float] = ..., severity: _Optional[str] = ..., kind: _Optional[str] = ..., unit: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...

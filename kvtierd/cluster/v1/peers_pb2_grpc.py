@@ -59,6 +59,11 @@ class PeersStub:
                 request_serializer=kvtierd_dot_v1_dot_peers__pb2.PrepareRequest.SerializeToString,
                 response_deserializer=kvtierd_dot_v1_dot_peers__pb2.PrepareReply.FromString,
                 _registered_method=True)
+        self.Events = channel.unary_unary(
+                '/kvtierd.v1.Peers/Events',
+                request_serializer=kvtierd_dot_v1_dot_peers__pb2.PeerEventsRequest.SerializeToString,
+                response_deserializer=kvtierd_dot_v1_dot_peers__pb2.PeerEventsReply.FromString,
+                _registered_method=True)
 
 
 class PeersServicer:
@@ -99,6 +104,13 @@ class PeersServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Events(self, request, context):
+        """What happened on the node, for an operator who looks at all nodes from one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeersServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -126,6 +138,11 @@ def add_PeersServicer_to_server(servicer, server):
                     servicer.Prepare,
                     request_deserializer=kvtierd_dot_v1_dot_peers__pb2.PrepareRequest.FromString,
                     response_serializer=kvtierd_dot_v1_dot_peers__pb2.PrepareReply.SerializeToString,
+            ),
+            'Events': grpc.unary_unary_rpc_method_handler(
+                    servicer.Events,
+                    request_deserializer=kvtierd_dot_v1_dot_peers__pb2.PeerEventsRequest.FromString,
+                    response_serializer=kvtierd_dot_v1_dot_peers__pb2.PeerEventsReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -263,6 +280,33 @@ class Peers:
             '/kvtierd.v1.Peers/Prepare',
             kvtierd_dot_v1_dot_peers__pb2.PrepareRequest.SerializeToString,
             kvtierd_dot_v1_dot_peers__pb2.PrepareReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Events(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtierd.v1.Peers/Events',
+            kvtierd_dot_v1_dot_peers__pb2.PeerEventsRequest.SerializeToString,
+            kvtierd_dot_v1_dot_peers__pb2.PeerEventsReply.FromString,
             options,
             channel_credentials,
             insecure,

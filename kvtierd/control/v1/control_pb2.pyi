@@ -274,28 +274,32 @@ class ReloadReply(_message.Message):
     def __init__(self, changed_files: _Optional[_Iterable[str]] = ..., new_units: _Optional[_Iterable[str]] = ..., removed_units: _Optional[_Iterable[str]] = ..., stale_units: _Optional[_Iterable[str]] = ..., notes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class EventsRequest(_message.Message):
-    __slots__ = ("follow", "last")
+    __slots__ = ("follow", "last", "cluster")
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
     follow: bool
     last: int
-    def __init__(self, follow: _Optional[bool] = ..., last: _Optional[int] = ...) -> None: ...
+    cluster: bool
+    def __init__(self, follow: _Optional[bool] = ..., last: _Optional[int] = ..., cluster: _Optional[bool] = ...) -> None: ...
 
 class Event(_message.Message):
-    __slots__ = ("id", "at", "severity", "kind", "unit", "message")
+    __slots__ = ("id", "at", "severity", "kind", "unit", "message", "node")
     ID_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
     SEVERITY_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     UNIT_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
     id: int
     at: float
     severity: str
     kind: str
     unit: str
     message: str
-    def __init__(self, id: _Optional[int] = ..., at: _Optional[float] = ..., severity: _Optional[str] = ..., kind: _Optional[str] = ..., unit: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+    node: str
+    def __init__(self, id: _Optional[int] = ..., at: _Optional[float] = ..., severity: _Optional[str] = ..., kind: _Optional[str] = ..., unit: _Optional[str] = ..., message: _Optional[str] = ..., node: _Optional[str] = ...) -> None: ...
 
 class LogsRequest(_message.Message):
     __slots__ = ("unit", "lines", "follow")

@@ -22,6 +22,7 @@ from kvtierd.cluster.tls import PeerTls
 from kvtierd.cluster.v1 import peers_pb2 as pb
 from kvtierd.cluster.v1 import peers_pb2_grpc
 from kvtierd.errors import ClusterError
+from kvtierd.events import Event
 
 NAMES = ("a", "b", "c")
 
@@ -193,6 +194,37 @@ async def test_taking_over_and_its_refusal_cross_with_code_reason_and_hint(secur
     assert (error.stable_code, error.message, error.why, error.hint) == (
         "cluster.unfit", "a cannot", "paused", "resume",
     )  # fmt: skip
+
+
+async def test_preparing_and_its_refusal_cross_with_code_reason_and_hint(secure):
+    asked = []
+
+    async def prepare(sender, epoch, seconds):
+        asked.append((sender, epoch, seconds))
+        if epoch == 1:
+            raise ClusterError("it does not come up", why="port taken", code="cluster.not-fit")
+
+    other = secure.link_of("b")
+    with pytest.raises(ClusterError, match="cannot become the master"):
+        await other.prepare("a", 4, 40.0, 5.0)
+    secure.network.desk.prepare = prepare
+    await other.prepare("a", 4, 40.0, 5.0)
+    with pytest.raises(ClusterError) as raised:
+        await other.prepare("a", 1, 40.0, 5.0)
+    assert (raised.value.stable_code, raised.value.why) == ("cluster.not-fit", "port taken")
+    with pytest.raises(ClusterError):
+        await other.prepare("a", 4, 3600.0, 5.0)  # nobody is given an hour without a lease
+    assert asked == [("b", 4, 40.0), ("b", 1, 40.0)]
+
+
+async def test_what_happened_is_told_to_a_peer_and_to_nobody_else(secure):
+    events = [Event(n, 5.0, "info", "k", "", f"event {n}") for n in (1, 2, 3)]
+    secure.network.desk.events = lambda: events
+    other = secure.link_of("b")
+    assert await other.links["a"].events(0, 1, 5.0) == events[1:]
+    caller = secure.caller("x")
+    request = pb.PeerEventsRequest(cluster=CLUSTER, sender="x")
+    assert await status_of(caller.stub.Events(request, timeout=5)) == DENIED
 
 
 async def test_a_node_without_elections_refuses_them(secure):

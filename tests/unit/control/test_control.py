@@ -14,7 +14,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kvtierd.control.client import ControlClient
 from kvtierd.control.server import ControlServer
 from kvtierd.control.v1 import control_pb2 as pb
-from kvtierd.errors import DaemonUnreachableError, KvtierError, PlanError, StateError, UnitError
+from kvtierd.errors import ClusterError, DaemonUnreachableError, KvtierError, PlanError, StateError, UnitError
 from kvtierd.events import Event
 
 
@@ -42,6 +42,14 @@ class FakeNode:
         for event in self.events(last):
             yield event
         await asyncio.sleep(3600)
+
+    async def cluster_events(self, last):
+        return [("n1", self.events(last)[-1]), ("n2", Event(9, 2.0, "error", "k", "", "elsewhere"))]
+
+    async def follow_cluster_events(self, last):
+        for event in await self.cluster_events(last):
+            yield event
+        raise ClusterError("there is no cluster", code="cluster.none")
 
     async def tail(self, unit, lines):
         if unit != "meta":
@@ -133,6 +141,10 @@ async def test_l3_on_and_off_arrive_as_asked(served, on):
 
 async def test_streams(served):
     assert [e.message for e in await call(served[1], "events", last=2)] == ["m2", "m3"]
+    of_all = await call(served[1], "events", last=1, cluster=True)
+    assert [(e.node, e.message) for e in of_all] == [("n1", "m3"), ("n2", "elsewhere")]
+    with pytest.raises(KvtierError, match="there is no cluster"):
+        await call(served[1], "events", cluster=True, follow=True)
     assert await call(served[1], "logs", "meta", lines=3) == ["line 0", "line 1", "line 2"]
     with pytest.raises(KvtierError, match="no unit 'x'"):
         await call(served[1], "logs", "x")
