@@ -220,7 +220,12 @@ class Daemon:
             await asyncio.sleep(CLUSTER_AGAIN_SECONDS)
 
     async def _reload(self, restart_changed: bool) -> pb.ReloadReply:
-        return await self._takeover.reload(restart_changed)
+        reply = await self._takeover.reload(restart_changed)
+        if self.node.planned:
+            self._join_cluster()  # when the first plan of this start failed, or there was no cluster in it
+        if self._mastership is not None and self._mastership.outdated:
+            reply.notes.append(self._mastership.outdated)
+        return reply
 
     async def _reload_by_signal(self, service: ServiceManager) -> None:
         service.reloading(time.monotonic())

@@ -61,6 +61,7 @@ class Mastership:
         self.part = part
         self.coordinator = part.coordinator
         self.board = part.network.board
+        self._joined_with = node.settings.cluster
         self.handing_over = False
         self.clean_epoch = 0
         self._epoch_before = 0  # the last one of another master
@@ -82,6 +83,13 @@ class Mastership:
         """This node is the master now; a lease that has ended counts as none."""
         standing = self.coordinator.standing
         return standing.role == "master" and now_seconds() < standing.until_seconds
+
+    @property
+    def outdated(self) -> str:
+        """What a reload of the settings could not change; "" when it is all in force."""
+        if self._node.settings.cluster == self._joined_with:
+            return ""
+        return "[cluster] has changed; this node takes part as before until kvtierd is restarted, which no unit notices"
 
     @property
     def master(self) -> str:
@@ -235,6 +243,7 @@ class Mastership:
         found = [self.part.network.problem, self.part.security.problem]
         if standing.role == "unknown":
             found.append(f"who is the master is not known: {standing.why}")
+        found.append(self.outdated)
         found += [
             f"{name}: {text}" for name, texts in self.part.network.differences().items() for text in texts
         ]

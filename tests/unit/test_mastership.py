@@ -323,3 +323,13 @@ async def test_only_the_master_may_ask_for_a_meta_service(tmp_path: Path, master
     world.node.paused = "new firmware"
     with pytest.raises(ClusterError, match="paused"):
         await world.mastership.prepare("b", 3, 30.0)
+
+
+def test_other_cluster_settings_wait_for_a_restart_and_say_so(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.mastership.show()
+    assert world.node.cluster_problems == []
+    peers = (*PEERS[:2], {"name": "d", "address": "10.0.0.9"})
+    world.node.settings = Settings(pool={"dram": 1 << 30}, cluster={"mode": "lease", "peers": peers})
+    world.mastership.show()
+    assert "until kvtierd is restarted" in world.node.cluster_problems[0]
