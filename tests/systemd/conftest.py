@@ -37,3 +37,20 @@ def rpm_dists(dists: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
     this = build(tmp_path_factory.mktemp("dist"), "--form", "rpm")
     higher = build(tmp_path_factory.mktemp("next"), "--form", "rpm", "--package-version", NEXT_VERSION)
     return this, higher
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What was proved from outside of the guests; what ran inside of one has its lines from ``test_systemd``."""
+    words = {"passed": "holds", "failed": "FAILED", "error": "FAILED", "skipped": "skipped"}
+    rows = [
+        (report.nodeid, word)
+        for outcome, word in words.items()
+        for report in terminalreporter.stats.get(outcome, [])
+        if "/test_systemd.py" not in report.nodeid
+    ]
+    for nodeid, word in sorted(rows, key=lambda row: row[0].split("::")[0]):
+        file, name = nodeid.split("/")[-1].split("::")[:2]
+        what, _, how = name.removeprefix("test_").replace("_", " ").partition("[")
+        room = file.removeprefix("test_").removesuffix(".py").replace("_", " ")
+        where = f"cgroup {how.rstrip(']')}" if how else ""
+        terminalreporter.write_line(f"{room:<13}  {where:<9}  {word:<7}  {what}")

@@ -102,7 +102,11 @@ def answered(host: Host) -> tuple[int, list[str], float]:
 def test_the_packages_that_the_readme_installs_are_those_that_are_built_here() -> None:
     assert "$ make packages\n# cd dist\n" in (ROOT / "README.md").read_text()
     done = subprocess.run(
-        ["make", "--dry-run", "packages"], cwd=ROOT, capture_output=True, text=True, check=True
+        ["make", "--no-print-directory", "--dry-run", "packages"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stdout.splitlines()[-1].split() == [".venv/bin/python", "packaging/build.py"]
 
