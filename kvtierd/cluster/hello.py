@@ -7,6 +7,7 @@ from collections import deque
 from typing import NamedTuple
 
 KEPT_SAMPLES = 8
+STEP_SECONDS = 0.5  # what two measurements contradict each other by when a clock was set between them
 WRONG_CLOCK_SECONDS = 2.0  # leases do not mind; whoever compares logs of two nodes does
 
 
@@ -84,6 +85,9 @@ class ClockOffset:
         if not 0.0 <= delay <= elapsed_seconds + WRONG_CLOCK_SECONDS:
             return  # a clock was set in the middle of it
         offset = ((received - asked) + (sent - (asked + elapsed_seconds))) / 2
+        known = self.seconds
+        if known is not None and abs(offset - known) > delay / 2 + self.error_seconds + STEP_SECONDS:
+            self._samples.clear()  # a clock was set since: what was measured before says nothing any more
         self._samples.append(_Sample(offset, delay))
 
     @property

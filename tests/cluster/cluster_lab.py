@@ -32,6 +32,7 @@ LEASE = 'mode = "lease"\nlease = "6s"'
 # The first level holds one prompt and a bit, so that one that comes again has to come from the pool; and the engine's own
 # pause after a failed call is short, since it is not what is measured.
 ENGINE = 'plugin = "refengine"\nargs = { preset = "tiny", l1 = "640KiB", l3-cooldown = "500ms" }\n'
+CLOCK = Path(__file__).parent / "clock"
 PORTS = ("port", "config_store_port", "backend_port", "backend_config_store_port", "metrics_port")
 
 
@@ -67,6 +68,7 @@ class ClusterNode(DemoNode):
     def __init__(self, name: str, cluster: str, memory: Path, hosts: Hosts, number: int, pool: str) -> None:
         super().__init__(lambda _: None, pool=pool, orderly=False, wait=False, engine=ENGINE)
         self.name = name
+        self.own_clock = False
         self.hosts, self.number = hosts, number
         self.root = self.directory / "run" / "emulation"
         self.root.mkdir(parents=True)
@@ -77,11 +79,19 @@ class ClusterNode(DemoNode):
 
     def start_daemon(self) -> None:
         env = {k: v for k, v in os.environ.items() if not k.startswith("KVTIERD_")}
+        if self.own_clock:
+            env |= {"PYTHONPATH": str(CLOCK), "LAB_CLOCK": str(self.directory / "clock")}
         with self._log.open("ab") as log:
             self._daemon = subprocess.Popen(
                 [*self.hosts.enter(self.number), sys.executable, "-m", "kvtierd.daemon", "--settings", str(self.settings)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True, env=env,
             )  # fmt: skip
+
+    def set_clock(self, ahead_seconds: float) -> None:
+        """Steps the wall clock of this node's daemon; ``own_clock`` was set before it started."""
+        file = self.directory / "clock"
+        file.with_suffix(".new").write_text(str(ahead_seconds), encoding="ascii")
+        file.with_suffix(".new").rename(file)
 
     @property
     def alive(self) -> bool:

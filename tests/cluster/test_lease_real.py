@@ -111,6 +111,28 @@ def test_kill_9_of_the_masters_daemon_is_no_failover_when_it_is_back_in_time() -
             assert lab.epoch() == run.epoch
 
 
+def test_steps_of_the_wall_clock_change_nothing_and_are_shown() -> None:
+    lab = Cluster(3, net=15)
+    for node in lab.nodes.values():
+        node.own_clock = True
+    with lab:
+        lab.wait_well(120)
+        for ahead_seconds in (3600.0, -86400.0):
+            with FaultRun(lab, f"the master's wall clock steps by {ahead_seconds / 3600:+.0f} h") as run:
+                run.now()
+                lab[run.master].set_clock(ahead_seconds)
+                run.last(15.0)  # more than two leases, and a round of greetings
+                run.settle(moved=False, serves_on=True)
+                assert lab.epoch() == run.epoch
+                assert lab[run.master].pid("meta-main") == run.meta_pid
+                other = lab.others(run.master)[0]
+                shown = next(p for p in other.peers_json()["peers"] if p["name"] == run.master)
+                assert (
+                    f"{abs(ahead_seconds):.1f} s {'ahead' if ahead_seconds > 0 else 'behind'}"[:4]
+                    in shown["problem"]
+                )
+
+
 def _wall(run: FaultRun) -> float:
     """The fault's moment as events have it."""
     return time.time() - (time.monotonic() - run.at)

@@ -54,6 +54,16 @@ def test_the_exchange_with_the_shortest_way_counts_and_old_ones_are_forgotten():
     assert clock.seconds == pytest.approx(5.0, abs=0.01)
 
 
+def test_a_clock_that_was_set_is_believed_at_once():
+    clock = ClockOffset()
+    for _ in range(8):
+        clock.add(100.0, 100.0, 100.0, 0.001)
+    clock.add(200.0, 3800.0, 3800.0, 0.2)  # longer on its way than all before
+    assert clock.seconds == pytest.approx(3599.9, abs=0.2)
+    clock.add(300.0, 300.0, 300.0, 0.2)
+    assert clock.problem() == ""
+
+
 def test_a_clock_that_is_set_in_the_middle_of_an_exchange_gives_nothing():
     clock = ClockOffset()
     clock.add(100.0, 100.1, 50.0, 0.2)
