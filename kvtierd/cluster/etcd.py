@@ -56,7 +56,11 @@ def etcd_coordinator(
         lease_seconds=cluster.lease,
     )
     return EtcdCoordinator(
-        config, cluster.etcd.tls, highest_epoch=highest_epoch, highest_master=highest_master, held_epoch=held_epoch
+        config,
+        cluster.etcd.tls,
+        highest_epoch=highest_epoch,
+        highest_master=highest_master,
+        held_epoch=held_epoch,
     )
 
 
@@ -111,6 +115,7 @@ class EtcdCoordinator:
         self._in_touch_seconds = float("-inf")
         self._out_of_touch = False
         self._failures = 0
+        self._problem = ""
         self._changed: Callable[[Standing], None] = lambda standing: None
         self._bell = asyncio.Event()
         self._lock = asyncio.Lock()  # one conversation with etcd at a time; the watch only rings the bell
@@ -207,7 +212,7 @@ class EtcdCoordinator:
                 return self._failed(str(error))
             except ClusterError as error:
                 return self._failed(error.message)
-            self._failures = 0
+            self._failures, self._problem = 0, ""
             self._out_of_touch = False
             return 0.0 if again else max(0.0, sent + self.config.renew_seconds - self._clock())
 
@@ -346,10 +351,7 @@ class EtcdCoordinator:
     def _expire(self) -> None:
         """Comes before everything else: a process that was frozen finds answers that its term has not lived to see."""
         if self._term is not None and self._clock() >= self._term.until_seconds:
-            problems = [
-                f"{endpoint} {c.problem}" for endpoint, c in self.client.contacts.items() if c.problem
-            ]
-            self._lose(f"its lease was not renewed: {', '.join(problems) or 'no answer in time'}")
+            self._lose(f"its lease was not renewed: {self._problem or 'no answer in time'}")
 
     def _lose(self, why: str) -> None:
         self._former, self._term = self._term, None
@@ -363,6 +365,7 @@ class EtcdCoordinator:
 
     def _failed(self, why: str) -> float:
         """One attempt has failed; seconds until the next one."""
+        self._problem = why
         now = self._clock()
         out_of_touch = now - self._in_touch_seconds >= self.config.lease_seconds
         if self._term is None and out_of_touch and not self._out_of_touch:
