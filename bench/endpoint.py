@@ -1,8 +1,9 @@
-"""What the endpoint costs: the same calls straight to the MetaService and through the endpoint, in one run.
+"""What the endpoint costs: the same calls straight to the MetaService, through the endpoint, and through two of them.
 
 ``python -m bench.endpoint``: needs the real wheel and the emulated driver. Prints p50 in microseconds of exist, put
-and get of 1 KB, and how many lookups one core of the endpoint carries. The two ways are measured in turns, so that
-a busy machine hurts both alike.
+and get of 1 KB, and how many lookups one core of the endpoint carries. "hop" is what a client on another node has: its
+own endpoint, mutual TLS, the master's endpoint; both on this machine, so that no network is in it. The ways are
+measured in turns, so that a busy machine hurts all alike.
 """
 
 from __future__ import annotations
@@ -20,13 +21,28 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import trustme
+
 from bench import report
+from kvtierd.endpoint.names import certificate_names
 from kvtierd.workload.demo import free_ports
 
 CALLS = 400
 ROUNDS = 5
 LOAD_SECONDS = 4.0
 LOAD_CLIENTS = 4
+WAYS = ("direct", "endpoint", "hop")
+PORTS = (
+    "meta",
+    "store",
+    "http",
+    "meta-endpoint",
+    "store-endpoint",
+    "meta-hop",
+    "store-hop",
+    "peers-endpoint",
+    "peers-hop",
+)
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -37,12 +53,14 @@ class Row:
     name: str
     direct: float
     endpoint: float
+    hop: float
     unit: str
     limit: str = ""
 
     def __str__(self) -> str:
         numbers = f"{self.direct:>10.0f}{self.endpoint:>10.0f}{self.endpoint - self.direct:>+10.0f}"
-        return f"{self.name:<28}{numbers}  {self.unit:<4} {self.limit}"
+        hop = f"{self.hop:>10.0f}{self.hop - self.endpoint:>+10.0f}"
+        return f"{self.name:<28}{numbers}{hop}  {self.unit:<4} {self.limit}"
 
 
 def _worker(kind: str) -> None:
@@ -88,12 +106,11 @@ class _Bench:
         from kvtierd.emulator.launch import cleanup
 
         self.folder, self.stack = folder, stack
+        self.authority = trustme.CA()
         self.root = folder / "emulation"
         self.driver = ensure_driver(folder / "cache")
         stack.callback(cleanup, self.root)
-        self.ports = dict(
-            zip(("meta", "store", "http", "meta-endpoint", "store-endpoint"), free_ports(5), strict=True)
-        )
+        self.ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
 
     def spawn(self, argv: list[str], env: dict[str, str], *, emulated: bool = True) -> subprocess.Popen[str]:
         launcher = [sys.executable, "-m", "kvtierd.emulator.launch", "--root", str(self.root), "--"]
@@ -122,31 +139,56 @@ class _Bench:
         _await_port(self.ports["store"])
         time.sleep(0.5)
 
-    def start_endpoint(self) -> int:
+    def start_endpoint(self, way: str, target: dict[str, str]) -> int:
+        """The master's endpoint ("endpoint"), or that of another node ("hop"). Its process id."""
         config = {
             "listen": {
-                "meta": f"127.0.0.1:{self.ports['meta-endpoint']}",
-                "config_store": f"127.0.0.1:{self.ports['store-endpoint']}",
+                "meta": f"127.0.0.1:{self.ports[f'meta-{way}']}",
+                "config_store": f"127.0.0.1:{self.ports[f'store-{way}']}",
             },
-            "target": {
-                "meta": f"127.0.0.1:{self.ports['meta']}",
-                "config_store": f"127.0.0.1:{self.ports['store']}",
-            },
-            "control_socket": str(self.folder / "e.sock"),
-            "state_file": str(self.folder / "e.state"),
+            "target": target,
+            "control_socket": str(self.folder / f"{way}.sock"),
+            "state_file": str(self.folder / f"{way}.state"),
+            "cluster": "bench",
+            "node": way,
+            "peer_listen": f"127.0.0.1:{self.ports[f'peers-{way}']}",
+            "peers": [
+                {"name": name, "address": f"127.0.0.1:{self.ports[f'peers-{name}']}"}
+                for name in ("endpoint", "hop")
+            ],
+            "tls": self._certificate(way),
         }
-        path = self.folder / "endpoint.json"
+        path = self.folder / f"{way}.json"
         path.write_text(json.dumps(config))
         process = self.spawn(
             [sys.executable, "-m", "kvtierd.endpoint", "--config", str(path)], {}, emulated=False
         )
-        _await_port(self.ports["meta-endpoint"])
-        time.sleep(0.3)
+        _await_port(self.ports[f"meta-{way}"])
+        _await_port(self.ports[f"peers-{way}"])
+        time.sleep(0.5)
         return process.pid
+
+    def start_endpoints(self) -> int:
+        """Both. The process id of the one that every way passes."""
+        target = {
+            "meta": f"127.0.0.1:{self.ports['meta']}",
+            "config_store": f"127.0.0.1:{self.ports['store']}",
+        }
+        pid = self.start_endpoint("endpoint", target)
+        self.start_endpoint("hop", {"peer": "endpoint"})
+        return pid
+
+    def _certificate(self, node: str) -> dict[str, str]:
+        leaf = self.authority.issue_cert(*certificate_names(node, "bench"))
+        files = {kind: str(self.folder / f"{node}.{kind}") for kind in ("ca", "cert", "key")}
+        self.authority.cert_pem.write_to_path(files["ca"])
+        leaf.cert_chain_pems[0].write_to_path(files["cert"])
+        leaf.private_key_pem.write_to_path(files["key"])
+        return files
 
     def client(self, kind: str, way: str) -> subprocess.Popen[str]:
         conf = self.folder / f"{kind}-{way}.conf"
-        suffix = "-endpoint" if way == "endpoint" else ""
+        suffix = "" if way == "direct" else f"-{way}"
         conf.write_text(
             f"ock.mmc.meta_service_url = tcp://127.0.0.1:{self.ports['meta' + suffix]}\n"
             f"ock.mmc.local_service.config_store_url = tcp://127.0.0.1:{self.ports['store' + suffix]}\n"
@@ -226,6 +268,7 @@ def latency_rows(clients: dict[str, subprocess.Popen[str]]) -> Iterator[Row]:
             f"{call} 1 KB, p50",
             statistics.median(times["direct"]),
             statistics.median(times["endpoint"]),
+            statistics.median(times["hop"]),
             "us",
             "adds <= 150",
         )
@@ -233,8 +276,8 @@ def latency_rows(clients: dict[str, subprocess.Popen[str]]) -> Iterator[Row]:
 
 def load_rows(bench: _Bench, endpoint_pid: int) -> Iterator[Row]:
     """Lookups a second with several clients asking without pause, and per core of the endpoint."""
-    rates, core = {}, 0.0
-    for way in ("direct", "endpoint"):
+    rates, cores = {}, {}
+    for way in WAYS:
         clients = [bench.client("S", way) for _ in range(LOAD_CLIENTS)]
         before = _cpu_seconds(endpoint_pid)
         for client in clients:
@@ -242,12 +285,11 @@ def load_rows(bench: _Bench, endpoint_pid: int) -> Iterator[Row]:
         done = sum(json.loads(_read_until(client)) for client in clients)
         used = _cpu_seconds(endpoint_pid) - before
         rates[way] = done / LOAD_SECONDS
-        if way == "endpoint":
-            core = done / used
+        cores[way] = done / max(used, 1e-9)
         for client in clients:
             _end(client)
-    yield Row(f"lookups/s, {LOAD_CLIENTS} clients", rates["direct"], rates["endpoint"], "/s")
-    yield Row("lookups per endpoint core", 0, core, "/s", ">= 5000")
+    yield Row(f"lookups/s, {LOAD_CLIENTS} clients", rates["direct"], rates["endpoint"], rates["hop"], "/s")
+    yield Row("lookups per endpoint core", 0, cores["endpoint"], cores["hop"], "/s", ">= 5000")
 
 
 def run() -> list[Row]:
@@ -255,13 +297,13 @@ def run() -> list[Row]:
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         bench = _Bench(Path(folder), stack)
         bench.start_meta()
-        endpoint_pid = bench.start_endpoint()
-        clients = {way: bench.client("F", way) for way in ("direct", "endpoint")}
+        endpoint_pid = bench.start_endpoints()
+        clients = {way: bench.client("F", way) for way in WAYS}
         _ask(clients["direct"], "seed", 1)
         rows = list(latency_rows(clients))
         rows += load_rows(bench, endpoint_pid)
         resident = int(Path(f"/proc/{endpoint_pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
-        rows.append(Row("endpoint resident memory", 0, resident / 1e6, "MB"))
+        rows.append(Row("endpoint resident memory", 0, resident / 1e6, resident / 1e6, "MB"))
         return rows
 
 
@@ -273,9 +315,12 @@ def rows() -> list[report.Row]:
         if row.unit == "us":
             text = f"{added:+.0f} us ({row.direct:.0f} -> {row.endpoint:.0f})"
             found.append(report.Row(f"endpoint adds to {row.name}", text, "<= 150 us", added <= 150))
+            text = f"{row.hop - row.endpoint:+.0f} us ({row.endpoint:.0f} -> {row.hop:.0f})"
+            found.append(report.Row(f"the hop to the master adds to {row.name}", text, "-", holds=True))
         elif row.limit:
             holds = row.endpoint >= 5000
             found.append(report.Row(row.name, f"{row.endpoint:.0f} /s", ">= 5000 /s", holds))
+            found.append(report.Row(f"{row.name}, from peers", f"{row.hop:.0f} /s", "-", holds=True))
         else:
             found.append(report.Row(row.name, f"{row.endpoint:.0f} {row.unit}", "-", holds=True))
     return found
@@ -283,7 +328,7 @@ def rows() -> list[report.Row]:
 
 def main() -> None:
     """Prints the table."""
-    print(f"{'':<28}{'direct':>10}{'endpoint':>10}{'adds':>10}")
+    print(f"{'':<28}{'direct':>10}{'endpoint':>10}{'adds':>10}{'hop':>10}{'adds':>10}")
     for row in run():
         print(row)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Set as AbstractSet
@@ -21,6 +22,7 @@ from kvtierd.settings import Settings
 
 DEFAULT_SETTINGS = Path("/etc/kvtierd/kvtierd.toml")
 SOCKET_NAME = "kvtierd.sock"
+EMULATION_VARIABLE = "EMULATED_ASCEND_ROOT"
 MAX_INVENTORY_BYTES = 4 * 1024 * 1024
 
 
@@ -30,8 +32,11 @@ def cache_directory() -> Path:
 
 
 def emulation_root(settings: Settings) -> Path:
-    """The directory whose units share one emulated host."""
-    return Path(settings.paths.runtime) / "emulation"
+    """The directory whose units share one emulated host: memory and devices.
+
+    ``EMULATED_ASCEND_ROOT`` names another one: several emulated nodes of one pool on one machine share it.
+    """
+    return Path(os.environ.get(EMULATION_VARIABLE) or Path(settings.paths.runtime) / "emulation")
 
 
 def make_toolchain(settings: Settings) -> Toolchain:

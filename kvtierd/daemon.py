@@ -12,7 +12,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +23,18 @@ from kvtierd.assembly import (
     DEFAULT_SETTINGS,
     SOCKET_NAME,
 )
+from kvtierd.cluster.hello import NodeFacts
 from kvtierd.control.server import ControlServer
 from kvtierd.control.v1 import control_pb2 as pb
+from kvtierd.coordination import facts_of, make_coordination, name_of_witness
 from kvtierd.engines.l3_switch import DetachedEngines
 from kvtierd.engines.proof import GenerationProof
 from kvtierd.engines.rolling import Member, next_to_restart
 from kvtierd.errors import KvtierError
-from kvtierd.events import EventLog
+from kvtierd.events import NO_PLAN_EVENT, EventLog
 from kvtierd.files import DirectoryLock
 from kvtierd.http_get import fetch_text
+from kvtierd.mastership import Mastership, missing_survivors
 from kvtierd.node import Node
 from kvtierd.observe.engines import EngineObserver, Target
 from kvtierd.observe.log_lines import LineObserver, watch_output
@@ -60,17 +63,23 @@ ROUND_SECONDS = 1.0  # when all is well; changes of units are seen at once, what
 BUSY_ROUND_SECONDS = 0.5  # while something is not
 RECOVERY_ROUND_SECONDS = 0.1  # while clients are held up because the MetaService died
 REST_LOOK_SECONDS = 2.0  # between two looks at the pool when all is well
+CLUSTER_AGAIN_SECONDS = 2.0
 DETACHED_FILE = "l3-detached.json"
 RESTING = frozenset({"ready", "stopped", "failed"})
 STOP_ALL_SECONDS = 60.0
 DRAIN_SECONDS = 30.0  # of one engine in a rolling restart
+STRANDED = (
+    "the other nodes have let go of its memory while this one was out of reach, and take only a new process"
+)
 ROLL_SECONDS = 1800.0  # until a restarted engine is ready: large models load for many minutes
 
 
 class Daemon:
     """The stages and the loop of one node."""
 
-    def __init__(self, settings_file: Path, settings: Settings, choice: Choice) -> None:
+    def __init__(
+        self, settings_file: Path, settings: Settings, choice: Choice, *, witness: bool = False
+    ) -> None:
         backend = choice.backend
         self._proof = GenerationProof(self._driver)
         supervisor = Supervisor(
@@ -91,6 +100,7 @@ class Daemon:
             observer=EngineObserver(fetch_text),
             lines=LineObserver(backend.follow),
             detached=DetachedEngines(Path(settings.paths.state) / DETACHED_FILE),
+            witness=witness,
         )
         self._verbs = NodeVerbs(self.node, self._reload)
         self._takeover = Takeover(self.node, self._verbs.act)
@@ -102,6 +112,7 @@ class Daemon:
         self._rolling: asyncio.Task[None] | None = None
         self._meta_instance: str | None = None
         self._meta_verified: str | None = None
+        self._mastership: Mastership | None = None
 
     # -- life
 
@@ -118,12 +129,18 @@ class Daemon:
             node.plan = last_plan(node.settings)
             if node.plan is not None:
                 await self._takeover.connect_tier(node.settings, node.plan)
+                self._join_cluster()  # at once: a lease that an earlier daemon held goes on
             await server.start()
             self._watch_signals(service)
             node.events.add(
                 "info", "daemon.started", f"kvtierd {__version__} started, {len(adopted)} running units found"
             )
             service.ready()
+            if node.witness:
+                self._join_cluster()
+                node.planned = True
+                await self._loop(service)
+                return
             # Beside the loop: a hung npu-smi must keep neither the watchdog nor the running units waiting.
             self._spawn(self._first_plan())
             await self._loop(service)
@@ -145,14 +162,62 @@ class Daemon:
     async def _first_plan(self) -> None:
         try:
             await self._reload(False)
+            self._join_cluster()
         except KvtierError as error:
             # Units that run go on under the plan in force; the operator sees what is wrong in status.
-            self.node.events.add("error", "daemon.no-plan", error.message)
+            self.node.events.add("error", NO_PLAN_EVENT, error.message)
         except Exception as error:
             log.exception("plan.failed")
-            self.node.problems = [f"internal error while planning: {type(error).__name__}: {error}"]
+            problem = f"internal error while planning: {type(error).__name__}: {error}"
+            self.node.problems = [problem]
+            self.node.events.add("error", NO_PLAN_EVENT, problem)
         finally:
             self.node.planned = True
+
+    def _join_cluster(self) -> None:
+        """Takes part in the cluster, once it is known which of its nodes this is."""
+        node = self.node
+        if self._mastership is not None or node.settings.cluster.mode == "standalone":
+            return
+        if node.plan is None and not node.witness:
+            return
+        meta = node.view(META_ID)
+        part = make_coordination(
+            node.settings,
+            node.plan.node if node.plan is not None else name_of_witness(node.settings),
+            self._facts,
+            witness=node.witness,
+            meta_runs=meta is not None and meta.pid is not None,
+        )
+        self._mastership = Mastership(node, part)
+        self._verbs.cluster.join(part, self._mastership)
+        # Whatever the master says anew is acted on at once, not in the next round.
+        part.network.board.listeners.append(node.supervisor.poke)
+        self._spawn(self._keep_running("network", part.network.run))
+        if (fence := part.fence) is not None:
+            self._spawn(self._keep_running("fence", lambda: fence.run(node.supervisor.poke)))
+        self._spawn(
+            self._keep_running("coordinator", lambda: part.coordinator.run(lambda _: node.supervisor.poke()))
+        )
+
+    def _facts(self) -> NodeFacts:
+        if self._mastership is None:
+            return facts_of(self.node.plan, self.node.settings)
+        return self._mastership.facts()
+
+    async def _keep_running(self, what: str, run: Callable[[], Awaitable[None]]) -> None:
+        """A fault in here must not end the daemon, and not go unseen."""
+        while True:
+            try:
+                await run()
+            except KvtierError as error:
+                self.node.events.add("error", f"cluster.{what}", str(error))
+            except Exception as error:
+                log.exception("cluster.failed", what=what)
+                self.node.events.add(
+                    "error", f"cluster.{what}", f"internal error: {type(error).__name__}: {error}"
+                )
+            await asyncio.sleep(CLUSTER_AGAIN_SECONDS)
 
     async def _reload(self, restart_changed: bool) -> pb.ReloadReply:
         return await self._takeover.reload(restart_changed)
@@ -175,6 +240,9 @@ class Daemon:
         for task in (*self._tasks, self._observing, self._rolling):
             if task is not None:
                 task.cancel()
+        if self._mastership is not None:
+            await self._mastership.part.coordinator.close()
+            await self._mastership.part.network.close()
         await self._proof.close()
         await node.lines.close()
         if node.keeper is not None:
@@ -210,7 +278,12 @@ class Daemon:
     async def _round(self) -> None:
         plan = self.node.plan
         if plan is None:
+            if self.node.witness and self._mastership is not None:
+                self._mastership.show()
             return
+        if self._mastership is not None:
+            await self._mastership.round()
+            self._restart_stranded()
         await self.node.supervisor.step(plan.units)
         if not self._at_rest() or time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + REST_LOOK_SECONDS
@@ -247,12 +320,27 @@ class Daemon:
     def _pause_seconds(self) -> float:
         if self._at_rest():
             return ROUND_SECONDS
-        return RECOVERY_ROUND_SECONDS if self.node.tier.phase == "recovering" else BUSY_ROUND_SECONDS
+        held_up = self.node.tier.phase == "recovering" or not self._endpoint_is_open()
+        pause_seconds = RECOVERY_ROUND_SECONDS if held_up else BUSY_ROUND_SECONDS
+        return (
+            pause_seconds
+            if self._mastership is None
+            else min(pause_seconds, self._mastership.due_in_seconds())
+        )
 
     def _at_rest(self) -> bool:
         """Everything is as it should be: then looking seldom is enough."""
-        tier_is_well = self.node.keeper is None or self.node.tier.state == "joinable"
+        node = self.node
+        tier_is_well = (node.keeper is None and node.master_tier is None) or node.tier.state == "joinable"
+        tier_is_well &= self._endpoint_is_open()
         return tier_is_well and all(v.state in RESTING for v in self.node.supervisor.views())
+
+    def _endpoint_is_open(self) -> bool:
+        """In a cluster: this node's endpoint lets everything and everybody pass; one that says nothing counts as open."""
+        endpoint = self.node.endpoint_status
+        if self._mastership is None or endpoint is None:
+            return True
+        return bool(endpoint["mode"] == "serve" and endpoint["admission"] == "all")
 
     def _status_line(self) -> str:
         views = self.node.supervisor.views()
@@ -263,6 +351,10 @@ class Daemon:
         node, keeper = self.node, self.node.keeper
         if keeper is None:
             return
+        mastership = self._mastership
+        if mastership is not None and not mastership.is_master:
+            node.endpoint_status = await self._ask_endpoint()
+            return  # the master looks after the tier
         meta = node.view(META_ID)
         instance = meta.instance if meta is not None and meta.pid is not None else None
         pool, node.endpoint_status = await asyncio.gather(
@@ -284,14 +376,37 @@ class Daemon:
                 endpoint_mode=str(status["mode"]) if status else None,
                 endpoint_admission=str(status["admission"]) if status else None,
                 clean_stop=clean,
-                survivors_missing=_missing_survivors(status),
+                handed_over=mastership is not None and mastership.handed_over,
+                founding=mastership is not None and mastership.founding,
+                many_nodes=mastership is not None and node.endpoint is not None,
+                survivors_missing=missing_survivors(status)
+                + (mastership.survivors_missing_elsewhere() if mastership is not None else 0),
                 # Without the endpoint, clients of other nodes may be there that only the MetaService knows.
                 clients_alive=node.endpoint is None
+                or mastership is not None
                 or any(v.kind in {"pool", "engine"} and v.pid for v in node.supervisor.views()),
             )
         )
+        if mastership is not None and not self._endpoint_is_open():
+            if keeper.view.phase == "recovering":
+                mastership.hear_from_all()
+            else:  # it may just have been opened: the others wait to hear of it
+                node.endpoint_status = await self._ask_endpoint()
+                if self._endpoint_is_open():
+                    node.supervisor.poke()
         if instance is not None:
             self._meta_instance = instance
+
+    def _restart_stranded(self) -> None:
+        """A pool holder whose memory the others have let go of; an engine in that state serves on and says so."""
+        node = self.node
+        clients = node.endpoint_status["clients"] if node.endpoint_status is not None else ()
+        stranded = {int(c["pid"]) for c in clients if c.get("stranded") and c.get("pid")}
+        for view in node.supervisor.views():
+            if view.kind == "pool" and view.pid in stranded and view.state in {"ready", "degraded"}:
+                node.supervisor.request_restart(view.id, STRANDED)
+            elif view.kind == "engine":
+                node.supervisor.set_problem(view.id, "stranded", STRANDED if view.pid in stranded else None)
 
     async def _ask_endpoint(self) -> Mapping[str, Any] | None:
         if self.node.endpoint is None:
@@ -333,6 +448,11 @@ class Daemon:
             if view is None or view.state not in {"ready", "degraded"}:
                 return f"waits for {other} ({view.state if view else 'not there'})"
         tier = node.tier
+        if self._mastership is not None and spec.kind in {"pool", "engine"}:
+            # An endpoint that has not said yet whether it reaches the master counts as one that does not.
+            reached = node.endpoint_status is not None and node.endpoint_status["backend"]["reachable"]
+            if node.endpoint is not None and not reached:
+                return f"waits for the MetaService of {node.master or 'a master'}"
         if node.keeper is not None and node.endpoint is None and tier.phase == "recovering":
             return "waits until those that knew the MetaService are back"  # no endpoint holds newcomers here
         standalone = node.plan is not None and node.plan.pool.placement == "standalone"
@@ -357,20 +477,16 @@ class Daemon:
         self.node.events.add(event.severity, event.kind, event.message, unit=event.unit_id)
 
 
-def _missing_survivors(endpoint: Mapping[str, Any] | None) -> int:
-    if endpoint is None:
-        return 0
-    return max(0, int(endpoint["survivors"]["expected"]) - int(endpoint["survivors"]["back"]))
-
-
 async def _nothing() -> None:
     return None
 
 
-async def _run(settings_file: Path, settings: Settings, service: ServiceManager) -> None:
+async def _run(
+    settings_file: Path, settings: Settings, service: ServiceManager, *, witness: bool = False
+) -> None:
     paths = settings.paths
     choice = await choose_backend(settings.daemon.backend, Path(paths.runtime), Path(paths.logs))
-    await Daemon(settings_file, settings, choice).run(service)
+    await Daemon(settings_file, settings, choice, witness=witness).run(service)
 
 
 def argument_parser() -> argparse.ArgumentParser:
@@ -386,22 +502,29 @@ def argument_parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help=f"settings file; default {DEFAULT_SETTINGS}",
     )
+    parser.add_argument(
+        "--witness", action="store_true",
+        help="only vote for a master (mode lease): a machine without NPUs, MemCache and engines",
+    )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"kvtierd {__version__}")
     return parser
 
 
 def main() -> None:
     """Entry point of kvtierd."""
-    file = argument_parser().parse_args().settings.absolute()
+    arguments = argument_parser().parse_args()
+    file = arguments.settings.absolute()
     service = ServiceManager()
     locks: list[DirectoryLock] = []
     try:
         settings = load_settings(file)
+        if arguments.witness:
+            name_of_witness(settings)  # refused now, if it is none
         configure_logging(settings.daemon.log_level, settings.daemon.log_format)
         for directory in (settings.paths.state, settings.paths.runtime):
             locks.append(DirectoryLock(Path(directory)))
             locks[-1].acquire()
-        asyncio.run(_run(file, settings, service))
+        asyncio.run(_run(file, settings, service, witness=arguments.witness))
     except KvtierError as error:
         print(f"kvtierd: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

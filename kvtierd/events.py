@@ -23,6 +23,7 @@ Severity = Literal["info", "warning", "error"]
 KEPT = 1000
 MAX_FILE_BYTES = 1024 * 1024
 QUEUE_LIMIT = 1000
+NO_PLAN_EVENT = "daemon.no-plan"  # the first plan after a start failed; a reload tries again
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from kvtierd.observe.tiers import Sample, tier_lines
 from kvtierd.plan.model import NodePlan
 from kvtierd.plan.units import resolve_unit
 from kvtierd.plugins import PluginSet
-from kvtierd.report import HugepageState, NodeState, unit_problems
+from kvtierd.report import ClusterState, HugepageState, NodeState, unit_problems
 from kvtierd.settings import Settings
 from kvtierd.tier.keeper import TierKeeper
 from kvtierd.tier.machine import TierView
@@ -32,6 +32,7 @@ class Node:
 
     Attributes:
         settings_file, settings: Where the settings are, and what was last accepted.
+        witness: It only votes for a master; it has no plan and runs nothing.
         backend_note: Why the backend is not the one that was asked for.
         plan: The plan in force, ``None`` until there is one.
         planned: The settings of this start have been looked at; until then nothing new is started.
@@ -40,6 +41,9 @@ class Node:
         keeper, endpoint, endpoint_status: The tier's, on the node that runs the MetaService.
         due_engines: Engines that wait for their turn in a rolling restart.
         clean_stop_instance: The MetaService's run that was quiesced before its stop.
+        master, role, master_why, epoch, view_age_seconds: Of the cluster, as this node sees it; "" and 0 without one.
+        master_tier: What the master says of the tier, on a node that is not the master.
+        paused: Why an operator holds this node back; ``None``: nobody does.
     """
 
     settings_file: Path
@@ -51,6 +55,7 @@ class Node:
     observer: EngineObserver
     lines: LineObserver
     detached: DetachedEngines
+    witness: bool = False
     backend_note: str = ""
     plan: NodePlan | None = None
     planned: bool = False
@@ -60,6 +65,14 @@ class Node:
     endpoint: EndpointControl | None = None
     endpoint_status: Mapping[str, Any] | None = None
     clean_stop_instance: str | None = None
+    master: str = ""
+    role: str = ""
+    master_why: str = ""
+    epoch: int = 0
+    view_age_seconds: float | None = None
+    master_tier: TierView | None = None
+    cluster_problems: list[str] = dataclasses.field(default_factory=list)
+    paused: str | None = None
     due_engines: list[str] = dataclasses.field(default_factory=list)
     started_unix_seconds: float = dataclasses.field(default_factory=time.time)
 
@@ -90,7 +103,7 @@ class Node:
     def _problems(self, views: tuple[UnitView, ...]) -> list[str]:
         """Everything that keeps this node from being as it should be, worst first."""
         found = list(self.problems)
-        if self.plan is None and not found:
+        if self.plan is None and not found and not self.witness:
             found.append("no plan is in force yet: the first one is being made")
         if self.backend_note:
             found.append(self.backend_note)
@@ -99,7 +112,10 @@ class Node:
         found += unit_problems(views)
         if self.hugepages.problem:
             found.append(self.hugepages.problem.splitlines()[0])
-        if self.keeper is not None and self.tier.state != "joinable":
+        found += self.cluster_problems
+        if self.paused is not None:
+            found.append(f"paused by an operator{': ' if self.paused else ''}{self.paused}; kvtierctl resume")
+        if (self.keeper is not None or self.master_tier is not None) and self.tier.state != "joinable":
             found.append(f"the tier is {self.tier.state.replace('_', ' ')}: {'; '.join(self.tier.reasons)}")
         found += [f"{unit}: {text}" for unit, text in sorted(self.observer.problems.items())]
         found += [f"{unit}: {text}" for unit, text in sorted(self.lines.problems.items())]
@@ -110,6 +126,8 @@ class Node:
     @property
     def tier(self) -> TierView:
         """The tier as last judged; on a node without the MetaService, who judges it."""
+        if self.master_tier is not None:
+            return self.master_tier
         if self.keeper is not None:
             return self.keeper.view
         if self.plan is not None and self.plan.master not in {"", self.plan.node}:
@@ -132,8 +150,8 @@ class Node:
         keeper = self.keeper
         lines = tier_lines(
             self._samples(),
-            keeper.pool if keeper else None,
-            keeper.pool_seen_unix_seconds if keeper else None,
+            keeper.pool if keeper and self.master_tier is None else None,
+            keeper.pool_seen_unix_seconds if keeper and self.master_tier is None else None,
             self.tier,
             now,
             fresh_seconds=3 * self.settings.observe.interval + 2,
@@ -148,6 +166,14 @@ class Node:
             hugepages=self.hugepages,
             problems=self._problems(views),
             backend=self.backend.name,
+            cluster=ClusterState(
+                self.role,
+                self.epoch,
+                self.master,
+                self.master_why,
+                self.view_age_seconds,
+                self.paused is not None,
+            ),
             started_unix_seconds=self.started_unix_seconds,
             now_unix_seconds=now,
         )

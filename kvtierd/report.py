@@ -26,6 +26,18 @@ class HugepageState:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ClusterState:
+    """This node's part in its cluster; everything empty without one."""
+
+    role: str = ""
+    epoch: int = 0
+    master: str = ""
+    why: str = ""
+    view_age_seconds: float | None = None
+    paused: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class NodeState:
     """Everything the status is made of."""
 
@@ -38,6 +50,7 @@ class NodeState:
     hugepages: HugepageState
     problems: Sequence[str]
     backend: str
+    cluster: ClusterState
     started_unix_seconds: float
     now_unix_seconds: float
 
@@ -86,8 +99,12 @@ def status_message(state: NodeState) -> pb.StatusReply:
         node=plan.node if plan else "",
         series=plan.series if plan else "",
         emulated=plan.emulated if plan else False,
-        epoch=0,
-        master=plan.master if plan else "",
+        epoch=state.cluster.epoch,
+        master=state.cluster.master or (plan.master if plan else ""),
+        role=state.cluster.role,
+        master_why=state.cluster.why,
+        view_age_seconds=state.cluster.view_age_seconds,
+        paused=state.cluster.paused,
         backend=state.backend,
         version=__version__,
         memcache_version=plan.memcache_version if plan else "",

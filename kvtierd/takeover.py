@@ -194,6 +194,7 @@ class Takeover:
             purge_env={**meta.env, "MMC_LOCAL_CONFIG_PATH": admin_conf},
             restart_providers=self._restart_providers,
             events=node.events,
+            purge_ended=node.supervisor.poke,
         )
         node.keeper.recall()
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 from kvtierd.assembly import emulation_root
+from kvtierd.cluster_verbs import ClusterVerbs
 from kvtierd.control.v1 import control_pb2 as pb
 from kvtierd.emulator.launch import cleanup as cleanup_emulation
 from kvtierd.engines.drain import Drained, drain
@@ -43,6 +44,7 @@ class NodeVerbs:
         self._node = node
         self._reload = reload
         self._l3 = L3Verbs(node)
+        self.cluster = ClusterVerbs(node)
 
     def status(self) -> pb.StatusReply:
         """The node as last seen."""
@@ -168,6 +170,22 @@ class NodeVerbs:
         """Takes an engine's L3 off or on. A client that goes away does not leave half of it done."""
         work = asyncio.ensure_future(self._l3.switch(unit, on=on, wait_seconds=wait_seconds))
         return await asyncio.shield(work)
+
+    def peers(self) -> pb.PeersReply:
+        """The nodes of the cluster."""
+        return self.cluster.peers()
+
+    async def switchover(self, node: str, wait_seconds: float) -> pb.SwitchoverReply:
+        """Gives mastership to another node. A client that goes away does not leave half of it done."""
+        return await asyncio.shield(asyncio.ensure_future(self.cluster.switchover(node, wait_seconds)))
+
+    async def promote(self, *, force: bool) -> pb.PeersReply:
+        """Makes this node the master by an operator's word."""
+        return await asyncio.shield(asyncio.ensure_future(self.cluster.promote(force=force)))
+
+    def pause(self, *, on: bool, reason: str) -> pb.PeersReply:
+        """Holds this node back, or ends that."""
+        return self.cluster.pause(on=on, reason=reason)
 
     def plugins(self) -> list[pb.Plugin]:
         """Installed plugins."""

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Source -> the package its code goes to.
 TARGETS = {
     "kvtierd/v1/control.proto": "kvtierd.control.v1",
+    "kvtierd/v1/peers.proto": "kvtierd.cluster.v1",
     "etcd/rpc.proto": "kvtierd.cluster.etcd_v3",
 }
 

@@ -7,6 +7,7 @@ import typer
 from kvtierd.cli import common
 from kvtierd.cli.apply import apply, reload
 from kvtierd.cli.certs import certs_app
+from kvtierd.cli.cluster import pause, peers, promote, resume, switchover
 from kvtierd.cli.conf import conf_app
 from kvtierd.cli.demo import demo
 from kvtierd.cli.events import events
@@ -52,6 +53,11 @@ for verb in (
     inventory,
     hugepages,
     purge,
+    peers,
+    switchover,
+    promote,
+    pause,
+    resume,
     plugins,
     demo,
     version,

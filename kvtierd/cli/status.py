@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from kvtierd.control.v1 import control_pb2 as pb
 
+OLD_VIEW_SECONDS = 15.0
 WATCH_SECONDS = 1.0
 _STYLES = {
     "ready": "green",
@@ -39,7 +40,8 @@ def status(
     JSON: node, series, emulated, epoch, master, backend, version, memcache_version, tier_state, tier_reasons;
     tiers [{name, where, state, capacity_bytes, used_bytes, query_tokens, hit_tokens, hit_rate, age_seconds, ...}];
     units [{id, kind, name, state, reason, remark, pid, since, restarts, last_lines, ...}]; clients of the endpoint;
-    hugepages; problems; endpoint_mode; started and at (unix seconds). null is unknown.
+    hugepages; problems; endpoint_mode; role ("master", "follower", "unknown", "" without a cluster), master_why,
+    view_age_seconds (since the master itself said so), paused; started and at (unix seconds). null is unknown.
     """
     with connect(settings, socket) as client:
         if watch and not as_json:
@@ -78,13 +80,16 @@ def render(reply: pb.StatusReply) -> RenderableType:
     emulated = "  EMULATED" if reply.emulated else ""
     head = Text()
     head.append(f"{reply.node}", style="bold")
-    head.append(f"  {reply.series}")
+    head.append(f"  {reply.series}" if reply.series else "")
     head.append(emulated, style="bold magenta")
     head.append(
         f"  kvtierd {reply.version} ({reply.backend})  MemCache {reply.memcache_version or '?'}"
         f"  up {format_duration(max(0.0, reply.at - reply.started))}"
     )
-    parts: list[RenderableType] = [head, _tiers(reply), _units(reply)]
+    parts: list[RenderableType] = [head]
+    if reply.role:
+        parts.append(Text(_part_in_cluster(reply), style="" if reply.master else "yellow"))
+    parts += [_tiers(reply), _units(reply)]
     if reply.clients:
         parts.append(_clients(reply))
     if reply.HasField("hugepages"):
@@ -97,6 +102,17 @@ def render(reply: pb.StatusReply) -> RenderableType:
         parts.append(Text(f"the endpoint is in mode {reply.endpoint_mode}", style="yellow"))
     parts += [Text(f"! {problem}", style="bold red") for problem in reply.problems]
     return Group(*parts)
+
+
+def _part_in_cluster(reply: pb.StatusReply) -> str:
+    if not reply.master:
+        return f"no master is known: {reply.master_why}"
+    if reply.role == "master":
+        return f"this node is the master, epoch {reply.epoch}"
+    age = ""
+    if reply.HasField("view_age_seconds") and reply.view_age_seconds > OLD_VIEW_SECONDS:
+        age = f"; last heard of {format_duration(reply.view_age_seconds)} ago"
+    return f"{reply.master} is the master, epoch {reply.epoch}{age}"
 
 
 def _table(*columns: str, right: tuple[str, ...] = ()) -> Any:

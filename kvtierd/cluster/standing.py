@@ -26,7 +26,9 @@ class ClusterView:
         config_store_url: The same for the config store.
         since_unix_seconds: When this master began.
         why: How it became the master, in words.
-        admit_all: Every survivor of the change is back, on all nodes; newcomers may join.
+        tier_state: What the master says of the tier: "down", "meta_up", "pool_ready", "joinable".
+        served_life: The MetaService process that everybody may use: survivors are back, and what had to be purged is. An
+            endpoint that sees another life of the MetaService holds its clients back until this says the same number.
     """
 
     epoch: int
@@ -36,7 +38,8 @@ class ClusterView:
     config_store_url: str = ""
     since_unix_seconds: float = 0.0
     why: str = ""
-    admit_all: bool = True
+    tier_state: str = "down"
+    served_life: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ class PeerTls:
         self.cluster = cluster
         self.problem = ""
         self._generation = 0
+        self.handshakes = 0
         self._files: _Files | None = None
         self._looked_at = float("-inf")
         self._lock = threading.Lock()  # gRPC asks for certificates in a thread of its own
@@ -145,6 +146,7 @@ class PeerTls:
         def renewed() -> grpc.ServerCertificateConfiguration | None:
             """Asked with every handshake; ``None``: as before."""
             nonlocal served
+            self.handshakes += 1
             try:
                 self._look()
                 files = self._files

@@ -60,6 +60,22 @@ class NodeApi(Protocol):
         """Takes an engine's L3 off or on while it runs."""
         ...
 
+    def peers(self) -> pb.PeersReply:
+        """The nodes of the cluster as this one sees them; never waits."""
+        ...
+
+    async def switchover(self, node: str, wait_seconds: float) -> pb.SwitchoverReply:
+        """Gives mastership to the named node."""
+        ...
+
+    async def promote(self, *, force: bool) -> pb.PeersReply:
+        """Makes this node the master by an operator's word."""
+        ...
+
+    def pause(self, *, on: bool, reason: str) -> pb.PeersReply:
+        """Holds this node back, or ends that."""
+        ...
+
     def plugins(self) -> list[pb.Plugin]:
         """Installed plugins."""
         ...

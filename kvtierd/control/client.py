@@ -94,6 +94,25 @@ class ControlClient:
             ).units
         )
 
+    def peers(self) -> pb.PeersReply:
+        """The nodes of the cluster."""
+        return self._call(self._stub.Peers, pb.PeersRequest(), pb.PeersReply)
+
+    def switchover(self, node: str, wait_seconds: float) -> pb.SwitchoverReply:
+        """Moves mastership to this node; waits up to ``wait_seconds`` until it serves."""
+        request = pb.SwitchoverRequest(node=node, wait_seconds=wait_seconds)
+        return self._call(
+            self._stub.Switchover, request, pb.SwitchoverReply, seconds=wait_seconds + STOP_EXTRA_SECONDS
+        )
+
+    def promote(self, *, force: bool) -> pb.PeersReply:
+        """Makes the node this client talks to the master."""
+        return self._call(self._stub.Promote, pb.PromoteRequest(force=force), pb.PeersReply, seconds=30)
+
+    def pause(self, *, on: bool, reason: str = "") -> pb.PeersReply:
+        """Pauses or resumes the node."""
+        return self._call(self._stub.Pause, pb.PauseRequest(on=on, reason=reason), pb.PeersReply)
+
     def purge(self) -> pb.PurgeReply:
         """Empties the pool."""
         return self._call(self._stub.Purge, pb.PurgeRequest(), pb.PurgeReply, seconds=60)

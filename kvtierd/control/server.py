@@ -112,6 +112,25 @@ class _Servicer(control_pb2_grpc.ControlServicer):
 
         return await _guarded(context, answer)
 
+    async def Peers(self, request: pb.PeersRequest, context: Context) -> pb.PeersReply:  # noqa: N802
+        async def answer() -> pb.PeersReply:
+            return self._node.peers()
+
+        return await _guarded(context, answer)
+
+    async def Switchover(self, request: pb.SwitchoverRequest, context: Context) -> pb.SwitchoverReply:  # noqa: N802
+        wait = min(max(request.wait_seconds, 0.0), MAX_WAIT_SECONDS)
+        return await _guarded(context, lambda: self._node.switchover(request.node, wait))
+
+    async def Promote(self, request: pb.PromoteRequest, context: Context) -> pb.PeersReply:  # noqa: N802
+        return await _guarded(context, lambda: self._node.promote(force=request.force))
+
+    async def Pause(self, request: pb.PauseRequest, context: Context) -> pb.PeersReply:  # noqa: N802
+        async def answer() -> pb.PeersReply:
+            return self._node.pause(on=request.on, reason=request.reason)
+
+        return await _guarded(context, answer)
+
     async def Plugins(self, request: pb.PluginsRequest, context: Context) -> pb.PluginsReply:  # noqa: N802
         return pb.PluginsReply(plugins=self._node.plugins())
 

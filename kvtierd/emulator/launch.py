@@ -17,6 +17,9 @@ by everything launched with the same DIR:
 /etc, /tmp and /var/log otherwise show the host's entries as of the launch. Entries that ARGV makes at their top
 level are private to it. The host is not touched, apart from DIR and ``shm_dir_for(DIR)``; ``cleanup`` removes
 the latter when no unit of DIR runs any more.
+
+Several emulated hosts of one pool: each has a DIR of its own, and in it a link ``memory-of`` to the DIR whose
+/dev/shm they share. The MetaService's lock stays each host's own, as it is between real ones.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ EXIT_CANNOT_ENTER = 77
 """The namespace or the command could not be entered (sysexits EX_NOPERM)."""
 
 META_LOCK_NAME = "mmc_meta_service.lock"
+MEMORY_OF = "memory-of"
 LOG_DIR_NAMES = ("memfabric_hybrid", "memcache_hybrid")
 _SHM = Path("/dev/shm")  # noqa: S108 - where MemCache looks
 _TMP = Path("/tmp")  # noqa: S108 - where MemCache looks
@@ -44,7 +48,9 @@ _HUGEPAGES = Path("/dev/hugepages")
 
 def shm_dir_for(root: Path) -> Path:
     """The directory on the host that units launched with this root see as /dev/shm."""
-    digest = hashlib.sha256(os.fsencode(root.resolve())).hexdigest()[:16]
+    link = root / MEMORY_OF
+    memory = link if link.is_symlink() else root
+    digest = hashlib.sha256(os.fsencode(memory.resolve())).hexdigest()[:16]
     return _SHM / f"kvtierd-emulation-{digest}"
 
 
@@ -56,6 +62,8 @@ def cleanup(root: Path) -> None:
     """
     import shutil  # here, since it would slow every launch down
 
+    if (root / MEMORY_OF).is_symlink():
+        return  # it is another root's
     directory = shm_dir_for(root)
     if directory.is_symlink() or not directory.is_dir():
         return
@@ -187,7 +195,8 @@ def main() -> NoReturn:
         root, command = _parse(sys.argv[1:])
         launch(root, command, os.environ)
     except KvtierError as error:
-        print(f"kvtierd emulator: {error}", file=sys.stderr)
+        # One line: the last one is what the status shows of a unit that ended at once.
+        print(f"kvtierd emulator: {'; '.join(str(error).splitlines())}", file=sys.stderr)
         sys.exit(error.exit_code if isinstance(error, UsageError) else EXIT_CANNOT_ENTER)
 
 

@@ -4,7 +4,13 @@ It relays to wherever the MetaService is, answers requests in flight when that g
 during a planned stop, keeps new clients waiting until the survivors are back, and counts. It outlives the
 daemon and does not depend on it. Start it with ``python -m kvtierd.endpoint --config FILE.json``.
 
-Inside: ``link`` (one connection, no I/O), ``state`` (the whole endpoint, no I/O), ``clients`` (who is
-connected, no I/O); ``relay``, ``door``, ``watcher`` and ``service`` move the bytes; ``control`` is how the
-daemon talks to it.
+In a cluster the MetaService listens on its host's loopback only. The endpoint of the node that is master relays to it for
+its own clients and for the endpoints of the other nodes, which reach it over mutual TLS (a *hop*). What a daemon has to
+say to it, and when, is in ``control``.
+
+Inside, without I/O: ``link`` (one connection), ``flight``, ``actions``, ``state`` (the whole endpoint), ``clients`` (who is
+connected), ``epochs`` (which master counts), ``hop`` (what endpoints say to each other), ``names`` (in certificates),
+``peers``, ``targets``. ``pump``, ``relay``, ``door``, ``dial``, ``inbound``, ``watcher`` and ``service`` move the bytes;
+``certificates``, ``saver`` and ``statefile`` read and write files; ``control``, ``commands`` and ``status`` talk with the
+daemon.
 """

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -13,11 +15,15 @@ from pathlib import Path
 
 import uvloop
 
+from kvtierd.endpoint.commands import Commands
 from kvtierd.endpoint.config import load_config
-from kvtierd.endpoint.service import PORT_TAKEN, EndpointService, bind
+from kvtierd.endpoint.control import ControlServer
+from kvtierd.endpoint.listeners import PORT_TAKEN, bind
+from kvtierd.endpoint.service import EndpointService
 from kvtierd.errors import EndpointError
 
 EXIT_PORT_TAKEN = 69  # EX_UNAVAILABLE
+MOST_DESCRIPTORS = 65536
 SWITCH_INTERVAL_SECONDS = 0.0005  # the thread that reads /proc must not hold up the relay
 
 
@@ -25,10 +31,18 @@ async def _serve(service: EndpointService, listeners: tuple[socket.socket, socke
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, service.stop)
-    await service.start(listeners)
+    await service.start(listeners, ControlServer(service.config.control_socket, Commands(service).handle))
     gc.collect()
     gc.freeze()
     await service.run()
+
+
+def _allow_many_connections() -> None:
+    """Each link takes two descriptors, and the usual soft limit is 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -45,9 +59,10 @@ def main(arguments: list[str] | None = None) -> int:
         config = load_config(options.config)
         listeners = bind(config.listen.meta), bind(config.listen.config_store)
         sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+        _allow_many_connections()
 
         async def run() -> None:
-            await _serve(EndpointService(config), listeners)
+            await _serve(EndpointService(config, options.config), listeners)
 
         uvloop.run(run())
     except EndpointError as error:

@@ -118,6 +118,10 @@ class ClientProcess:
     ``joined``: the MetaService once shook hands with it on the meta port, so it has (or, for S clients, needs
     no) rank: such a process is a survivor when the MetaService comes back. ``deliver`` is set while one of its
     links can take answers; answers to requests that crossed a close wait in ``carried`` until then.
+
+    ``provider``: it brings memory into the pool. ``eras`` says, for each port, in which era (see ``hop``) of a master's
+    endpoint it was connected last. ``stranded``: a provider whose link broke while those of others did not. The others
+    have let go of its memory and never take the same process back: it has to be restarted.
     """
 
     identity: Identity
@@ -128,6 +132,9 @@ class ClientProcess:
     links: int = 0
     waiting: int = 0
     has_rank: bool | None = None
+    provider: bool = False
+    stranded: bool = False
+    eras: dict[int, int] = dataclasses.field(default_factory=dict)  # port -> era
     seen_data_request: bool = False
     counters: Counters = dataclasses.field(default_factory=Counters)
     carried: collections.deque[bytes] = dataclasses.field(
@@ -184,6 +191,8 @@ class ClientProcess:
             "connected": self.links > 0,
             "links": self.links,
             "waiting": self.waiting,
+            "provider": self.provider,
+            "stranded": self.stranded,
             "connected_since_unix_seconds": self.connected_unix_seconds,
             **self.counters.as_dict(),
         }

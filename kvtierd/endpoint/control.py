@@ -7,15 +7,39 @@ answered in order. Answer: ``{"id": same, "ok": true, "result": {...}}`` or ``{"
 =============  ============================================  =====================================================
 command        arguments                                     result
 =============  ============================================  =====================================================
-status                                                       the object described at ``EndpointService.status``
-set_target     meta, config_store: ``"host:port"``           ``{"target": {...}}``; existing links stay until cut
+status                                                       the object described at ``status.status``
+set_target     target: {meta, config_store} ``"host:port"``  ``{"target", "epoch"}``; see below
+               or {peer} or null; epoch
 serve                                                        ``{"mode"}``: requests on data pass
 recover                                                      ``{"mode"}``: they are answered as misses
 quiesce        timeout_seconds; quiet_seconds (default 0.5)  ``{"mode", "took_seconds"}`` once quiet; else the error
                                                              ``endpoint.not-quiet`` and the mode is serve again
 admit          who: ``"survivors"`` or ``"all"``             ``{"admission", "waiting"}``
 cut                                                          ``{"cut"}``: how many links were told to connect anew
+drop_peer      name                                          ``{"dropped"}``: how many links of that node were ended
+reload                                                       ``{"peers"}``: their names, read from the file again
 =============  ============================================  =====================================================
+
+What a daemon does in a cluster:
+
+- On every node, whenever it learns who is master: ``set_target`` with the election's epoch. On the master the target is
+  its own MetaService, elsewhere ``{"peer": name}``. Told again it does nothing, so it may be told again and again. The
+  answer comes when the epoch is on disk and links to the old master are cut. Refused: ``endpoint.stale-epoch`` (a higher
+  epoch is known: ask the election), ``endpoint.epoch-conflict`` (two masters in one epoch), ``endpoint.state-file``.
+- The old master's MetaService must have ended before anybody is told of the new one: as long as it runs it tells those
+  who stay that the others have left, and they never take each other's memory back (see ``hop``).
+- ``null`` while nobody is known to be master: requests are answered as misses and links stay, in case the next master is
+  the same. An endpoint does that by itself when it sees a higher epoch than it was told (``epoch_seen``, ``deposed``).
+- After a change of master, as after a death, every endpoint is in ``recover`` and admits only ``survivors``. The master's
+  mode and admission hold for the clients of all nodes; each node has its own as well, and both must be open. So: wait until
+  ``survivors.back == survivors.expected`` and ``backend.life`` is the master's on all nodes that can be reached (or give up
+  waiting); purge; ``serve`` and ``admit all`` on the master, then on the others.
+- ``quiesce`` and ``cut`` on the master only: they reach the clients of all nodes.
+- ``stranded`` above 0: start those processes (``clients[].stranded``) anew, pool holders at once.
+- ``drop_peer`` on the master when a node is known to be dead, so that its memory leaves the pool before ``hop_seconds``
+  are over. Never for a node that is only out of reach: its memory cannot come back after that.
+- ``reload`` when the configuration file has other ``peers``; anything else in it needs a restart. ``state_file`` should be
+  on a disk that outlives a reboot, because it has the highest epoch.
 """
 
 from __future__ import annotations
@@ -23,7 +47,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -143,12 +167,17 @@ class EndpointControl:
         self._last_id = 0
 
     async def status(self) -> dict[str, Any]:
-        """See ``EndpointService.status`` for the shape."""
+        """See ``kvtierd.endpoint.status`` for the shape."""
         return await self._call("status")
 
-    async def set_target(self, meta: str, config_store: str) -> None:
-        """New connections go to these ``host:port`` addresses."""
-        await self._call("set_target", meta=meta, config_store=config_store)
+    async def set_target(self, target: Mapping[str, str] | None, *, epoch: int | None = None) -> None:
+        """New links go to this MetaService or peer, ``None``: to nobody; see the module for the forms and refusals."""
+        if epoch is None and target is not None and set(target) == {"meta", "config_store"}:
+            # The form that endpoints of before epochs know.
+            await self._call("set_target", meta=target["meta"], config_store=target["config_store"])
+            return
+        epoch_too = {} if epoch is None else {"epoch": epoch}
+        await self._call("set_target", target=None if target is None else dict(target), **epoch_too)
 
     async def serve(self) -> None:
         """Requests on data pass again: after a start, a purge, or an aborted stop."""
@@ -179,6 +208,14 @@ class EndpointControl:
     async def cut(self) -> int:
         """Has every client connect and report its role anew. Returns how many links."""
         return int((await self._call("cut"))["cut"])
+
+    async def drop_peer(self, name: str) -> int:
+        """Ends the links of a node that is known to be lost. Returns how many."""
+        return int((await self._call("drop_peer", name=name))["dropped"])
+
+    async def reload(self) -> list[str]:
+        """Has the list of peers read again from the configuration file. Returns their names."""
+        return list((await self._call("reload"))["peers"])
 
     async def close(self) -> None:
         """Closes the connection."""

@@ -2,10 +2,15 @@
 
 States::
 
-    RELAY --server lost or silent--> ORPHAN --cut--> LEAVING --quiet--> LEFT --client gone--> CLOSED
-      |                                                 |                ^
-      +--cut--> LEAVING                                 +--forced--> HOLDING (answers withheld)
+    RELAY --server lost--> ORPHAN --cut--> LEAVING --quiet--> LEFT --client gone--> CLOSED
+      |                                       |                ^
+      +--cut--> LEAVING                       +--forced--> HOLDING (answers withheld)
       +--framing not understood--> PLAIN (bytes pass unchanged)
+
+A server that says nothing for a while, with calls on data in flight, is *silent*: the calls are answered with errors,
+new ones at once as misses, and the connection is kept. When the server speaks again everything goes on; its answers
+to what was given up are dropped. The connection is given up only after a long silence, because a pool holder that loses
+it and comes back may not be taken back by the others (measured; see ``hop``).
 
 An ORPHAN keeps its client: every request is answered at once, so no caller blocks while the MetaService is
 away. Only when a MetaService is there again is the client sent to it, by closing the connection (clients
@@ -18,96 +23,26 @@ requests that arrive behind the FIN (``ClientProcess.carry``) and numbers that n
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 from collections.abc import Callable
 
+from kvtierd.endpoint.actions import (
+    Action,
+    CloseClient,
+    DropServer,
+    FinishClient,
+    LinkState,
+    LinkTimes,
+    Mode,
+    RetireServer,
+    SendClient,
+    SendServer,
+)
 from kvtierd.endpoint.clients import ClientProcess
+from kvtierd.endpoint.flight import MAX_IN_FLIGHT, URGENT_OPCODES, Flight, miss
 from kvtierd.memcache import framing
-from kvtierd.memcache.framing import Frame
+from kvtierd.memcache.framing import Frame, Opcode
 
-MAX_IN_FLIGHT = 16384
-MAX_HELD_BYTES = 4 * 1024 * 1024
-
-
-class Mode(enum.StrEnum):
-    """What the whole endpoint does with requests on data. Registration traffic always passes."""
-
-    SERVE = "serve"
-    QUIESCE = "quiesce"  # requests are held for a moment, then answered as misses
-    RECOVER = "recover"  # requests are answered at once as misses
-
-
-class LinkState(enum.Enum):
-    """See the module's diagram."""
-
-    RELAY = enum.auto()
-    ORPHAN = enum.auto()
-    LEAVING = enum.auto()
-    HOLDING = enum.auto()
-    LEFT = enum.auto()
-    PLAIN = enum.auto()
-    CLOSED = enum.auto()
-
-
-@dataclasses.dataclass(slots=True)
-class SendClient:
-    """Bytes for the client."""
-
-    data: bytes
-
-
-@dataclasses.dataclass(slots=True)
-class SendServer:
-    """Bytes for the MetaService."""
-
-    data: bytes
-
-
-@dataclasses.dataclass(slots=True)
-class FinishClient:
-    """Send FIN to the client behind everything written, and go on reading."""
-
-
-@dataclasses.dataclass(slots=True)
-class DropServer:
-    """Close the MetaService side at once."""
-
-
-@dataclasses.dataclass(slots=True)
-class RetireServer:
-    """The client is gone: answer the MetaService for it for a moment, then close; see ``retirement``."""
-
-    rest: bytes  # of a frame that has not arrived in full
-    unanswered: frozenset[tuple[int, int]]  # (sequence, opcode) the MetaService asked the client
-    in_flight: frozenset[
-        tuple[int, int]
-    ]  # (sequence, opcode) the client asked; what comes for them is dropped
-
-
-@dataclasses.dataclass(slots=True)
-class CloseClient:
-    """Close the client side; ``abort`` throws unsent bytes away."""
-
-    abort: bool = False
-
-
-Action = SendClient | SendServer | FinishClient | DropServer | RetireServer | CloseClient
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class LinkTimes:
-    """Durations in seconds; the defaults are what worked with real clients."""
-
-    silence: float = 0.9  # requests on data in flight and not a byte from the server: it hangs
-    registration_silence: float = 10.0  # the same with only registration in flight, which may take seconds
-    hold: float = 0.8  # longest time a request is held in quiesce
-    settle: float = 0.005  # between the handshake and the first carried answer
-    quiet_gap: float = 0.010  # nothing in flight and nothing heard: a good moment for FIN
-    force_after: float = 0.3  # no quiet moment came: withhold answers
-    withhold: float = 0.015  # until every thread of the client waits
-    missing: float = 0.15  # a number given out and not seen for so long will not come
-    linger: float = 0.5  # after FIN: listen for requests that crossed it
+_REGISTER, _BATCH_UPDATE = int(Opcode.REGISTER), int(Opcode.BATCH_UPDATE)
 
 
 class Link:
@@ -127,9 +62,9 @@ class Link:
         self.client = client
         self.state = LinkState.RELAY if connected else LinkState.ORPHAN
         self.plain_reason = ""
-        self.in_flight: dict[tuple[int, int], int] = {}  # (sequence, opcode) -> keys
-        self.held: list[tuple[Frame, int, float]] = []  # frame, keys, since
+        self.silent = False  # the server has said nothing for too long
         self.traffic_at = now  # last frame to or from the MetaService
+        self._flight = Flight()
         self._server_requests: set[tuple[int, int]] = set()
         self._from_client = framing.FrameDecoder()
         self._from_server = framing.FrameDecoder()
@@ -146,7 +81,6 @@ class Link:
         # Whether the numbers behind the last one were tried: only on a link that follows another, and not where
         # several processes may be behind one address.
         self._guessed = not (client.identity.is_process and client.numbers.next_ones())
-        self._held_bytes = 0
 
     @classmethod
     def plain(cls, client: ClientProcess, now: float, times: LinkTimes, reason: str) -> Link:
@@ -174,12 +108,18 @@ class Link:
     @property
     def pending(self) -> bool:
         """Something waits for an answer: tick at the usual pace."""
-        return bool(self.in_flight or self.held or self.client.numbers.gaps)
+        gaps = self.client.identity.is_process and self.client.numbers.gaps
+        return bool(self._flight) or self.silent or gaps
+
+    @property
+    def in_flight(self) -> dict[tuple[int, int], int]:
+        """Requests that the server has and has not answered: sequence number and opcode, number of keys."""
+        return self._flight.in_flight
 
     @property
     def congested(self) -> bool:
         """The client asks more than is answered: stop reading from it for now."""
-        return len(self.in_flight) > MAX_IN_FLIGHT or self._held_bytes > MAX_HELD_BYTES
+        return self._flight.too_much
 
     @property
     def open(self) -> bool:
@@ -196,6 +136,7 @@ class Link:
             self.state is LinkState.RELAY
             and self._mode is Mode.SERVE
             and self._has_server
+            and not self.silent
             and not self._from_client.pending_bytes
             and framing.is_one_frame(data)
         )
@@ -205,6 +146,7 @@ class Link:
         return (
             self.state is LinkState.RELAY
             and self._has_server
+            and not self._flight.abandoned
             and not self._from_server.pending_bytes
             and framing.is_one_frame(data)
         )
@@ -226,6 +168,7 @@ class Link:
         if not self._has_server:
             return []
         self._heard_at = now
+        self.silent = False
         if self.state is LinkState.PLAIN:
             self.client.counters.bytes_to_client += len(data)
             return [SendClient(data)]
@@ -233,7 +176,11 @@ class Link:
         return self._decode(self._from_server, data, self._server_frame, now)
 
     def client_lost(self) -> list[Action]:
-        """The client closed or its connection broke."""
+        """The client closed or its connection broke.
+
+        What the MetaService has asked it and has no answer to is answered with errors: else the MetaService waits 60 s for
+        each, does not hear that the connection is gone, and hangs.
+        """
         if self.state is LinkState.CLOSED:
             return []
         plain = self.state is LinkState.PLAIN
@@ -242,11 +189,10 @@ class Link:
         actions: list[Action] = []
         if self._has_server:
             retire = RetireServer(
-                self._from_server.rest, frozenset(self._server_requests), frozenset(self.in_flight)
+                self._from_server.rest, frozenset(self._server_requests), self._flight.awaited
             )
             actions.append(DropServer() if plain else retire)
-        self.in_flight.clear()
-        self._release_held()
+        self._flight.forget()
         self._has_server = False
         return [*actions, CloseClient()]
 
@@ -254,7 +200,7 @@ class Link:
         """The MetaService closed the connection, or it broke."""
         if not self._has_server:
             return []
-        self._has_server = False
+        self._has_server = self.silent = False
         if self.state is LinkState.PLAIN:
             self._enter(LinkState.CLOSED, now)
             return [DropServer(), CloseClient()]
@@ -283,7 +229,7 @@ class Link:
         if mode is Mode.QUIESCE or self.state is not LinkState.RELAY:
             return []
         actions: list[Action] = []
-        for frame, keys, _ in self._release_held():
+        for frame, keys, _ in self._flight.release():
             actions += self._data_request(frame, keys, now)
         return actions
 
@@ -306,8 +252,7 @@ class Link:
         since = now - self._entered_at
         match self.state:
             case LinkState.RELAY:
-                if self._silent(now):
-                    return [*actions, *self.server_lost(now)]
+                actions += self._notice_silence(now)
                 actions += self._expire_held(now)
             case LinkState.ORPHAN:
                 actions += self._expire_held(now)
@@ -361,8 +306,10 @@ class Link:
         elif frame.opcode in framing.READ_OPCODES:
             counters.reads += keys
         if self.state is LinkState.LEFT:
-            self.client.carry(_miss(frame, keys), now)
+            self.client.carry(miss(frame, keys), now)
             return []
+        if frame.opcode == _REGISTER and framing.brings_memory(frame.raw):
+            self.client.provider = True
         if frame.opcode in framing.DATA_OPCODES:
             self.client.seen_data_request = True
             if self._mode is not Mode.SERVE or self.state is LinkState.HOLDING:
@@ -374,18 +321,22 @@ class Link:
             return self._hold(frame, keys, now)
         if self._mode is Mode.SERVE:
             return self._forward(frame, keys, now)
-        return [self._synthetic(_miss(frame, keys))]
+        return [self._synthetic(miss(frame, keys))]
 
     def _hold(self, frame: Frame, keys: int, now: float) -> list[Action]:
-        self.held.append((frame, keys, now))
-        self._held_bytes += len(frame.raw)
+        self._flight.hold(frame, keys, now)
         return []
 
     def _forward(self, frame: Frame, keys: int, now: float) -> list[Action]:
         if not self._has_server:
             if self.state is LinkState.HOLDING:
                 return self._hold(frame, keys, now)
-            return [self._synthetic(_miss(frame, keys))]
+            return [self._synthetic(miss(frame, keys))]
+        if self.silent and frame.opcode in URGENT_OPCODES:
+            answer = self._synthetic(miss(frame, keys))
+            if frame.opcode == _BATCH_UPDATE and self._flight.give_up(frame.sequence, frame.opcode):
+                return [SendServer(frame.raw), answer]  # it ends what the server has begun
+            return [answer]
         if not self.in_flight:
             self._heard_at = now
         self.traffic_at = now
@@ -394,6 +345,8 @@ class Link:
 
     def _server_frame(self, frame: Frame, now: float) -> list[Action]:
         opcode, raw = frame.opcode, frame.raw
+        if self._flight.abandoned and self._flight.is_for_nobody(frame.sequence, opcode):
+            return []
         keys = self.in_flight.pop((frame.sequence, opcode), None)
         if keys is None:
             if len(self._server_requests) < MAX_IN_FLIGHT:
@@ -412,7 +365,7 @@ class Link:
             return [*self.client_lost()]
         self._enter(LinkState.PLAIN, now)
         self.in_flight.clear()
-        actions: list[Action] = [SendServer(frame.raw) for frame, _, _ in self._release_held()]
+        actions: list[Action] = [SendServer(frame.raw) for frame, _, _ in self._flight.release()]
         if self._from_client.rest:
             actions.append(SendServer(self._from_client.rest))
         if self._from_server.rest:
@@ -421,14 +374,16 @@ class Link:
 
     # -- answers of our own ----------------------------------------------------------------------
 
-    def _silent(self, now: float) -> bool:
+    def _notice_silence(self, now: float) -> list[Action]:
         quiet = now - self._heard_at
-        if not self.in_flight or quiet <= self._times.silence:
-            return False
-        return quiet > self._times.registration_silence or any(
-            opcode in framing.DATA_OPCODES or opcode == framing.Opcode.BATCH_UPDATE
-            for _, opcode in self.in_flight
-        )
+        if not (self.in_flight or self.silent) or quiet <= self._times.silence:
+            return []
+        if quiet > self._times.registration_silence:
+            return self.server_lost(now)
+        if not self._flight.urgent:
+            return []
+        self.silent = True
+        return self._send_answers(self._flight.give_up_calls(framing.error_answer))
 
     def _fill_gaps(self, now: float) -> list[Action]:
         """Wakes callers whose requests never got out, see ``Numbers``."""
@@ -451,7 +406,7 @@ class Link:
             actions = self._answer_everything(framing.miss_answer)
         else:
             actions = []
-            for answer in self._all_answers(framing.miss_answer):
+            for answer in self._flight.take_answers(framing.miss_answer):
                 self.client.carry(answer, now)
         actions.append(FinishClient())
         if self._has_server:
@@ -461,24 +416,17 @@ class Link:
         return actions
 
     def _answer_everything(self, make: Callable[[int, int, int], bytes]) -> list[Action]:
-        answers = self._all_answers(make)
+        return self._send_answers(self._flight.take_answers(make))
+
+    def _send_answers(self, answers: list[bytes]) -> list[Action]:
         self.client.counters.synthetic_answers += len(answers)
         return [self._to_client(b"".join(answers))] if answers else []
 
-    def _all_answers(self, make: Callable[[int, int, int], bytes]) -> list[bytes]:
-        answers = [make(opcode, sequence, keys) for (sequence, opcode), keys in self.in_flight.items()]
-        answers += [_miss(frame, keys) for frame, keys, _ in self._release_held()]
-        self.in_flight.clear()
-        return answers
-
     def _expire_held(self, now: float) -> list[Action]:
-        if not self.held or now - self.held[0][2] < self._times.hold:
+        held = self._flight.held
+        if not held or now - held[0][2] < self._times.hold:
             return []
-        return [self._synthetic(_miss(frame, keys)) for frame, keys, _ in self._release_held()]
-
-    def _release_held(self) -> list[tuple[Frame, int, float]]:
-        held, self.held, self._held_bytes = self.held, [], 0
-        return held
+        return [self._synthetic(miss(frame, keys)) for frame, keys, _ in self._flight.release()]
 
     def _synthetic(self, answer: bytes) -> Action:
         self.client.counters.synthetic_answers += 1
@@ -491,8 +439,3 @@ class Link:
     def _enter(self, state: LinkState, now: float) -> None:
         self.state = state
         self._entered_at = now
-
-
-def _miss(frame: Frame, keys: int) -> bytes:
-    """The answer that makes the client compute instead."""
-    return framing.miss_answer(frame.opcode, frame.sequence, keys)

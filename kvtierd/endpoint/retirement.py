@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 
-from kvtierd.endpoint.link import RetireServer
+from kvtierd.endpoint.actions import RetireServer
 from kvtierd.memcache import framing
 
 RETIREMENT_SECONDS = 0.25  # the config-store connection of the same client breaks within this
@@ -22,7 +22,7 @@ class Retirement:
     """Bytes from the MetaService in, answers out. No I/O, no clock."""
 
     def __init__(self, start: RetireServer) -> None:
-        self._in_flight = start.in_flight
+        self._awaited = start.awaited
         self._decoder = framing.FrameDecoder()
         self._answers_left = MOST_ANSWERS
         answers = [framing.error_answer(opcode, sequence, 0) for sequence, opcode in sorted(start.unanswered)]
@@ -37,7 +37,7 @@ class Retirement:
         answers = [
             framing.error_answer(frame.opcode, frame.sequence, 0)
             for frame in self._decoder.feed(data)
-            if (frame.sequence, frame.opcode) not in self._in_flight
+            if (frame.sequence, frame.opcode) not in self._awaited
         ]
         self._answers_left -= len(answers)
         if self._answers_left < 0:

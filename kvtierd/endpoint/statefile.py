@@ -1,4 +1,4 @@
-"""The endpoint's state file: small JSON, written atomically, valid for one boot of the host."""
+"""The endpoint's state file: small JSON, written atomically, valid for one boot of the host but for its epochs."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ def boot_id() -> str:
     return ""
 
 
-def load_state(path: Path) -> dict[str, Any] | None:
-    """The saved object, or ``None`` when there is none, it is damaged, or it is from another boot."""
+def read_state(path: Path) -> dict[str, Any] | None:
+    """The saved object, or ``None`` when there is none or it is damaged. Of an earlier boot only the epochs count."""
     try:
         with path.open("rb") as file:
             saved = json.loads(file.read(_MAX_BYTES + 1)[:_MAX_BYTES])
     except (OSError, ValueError, RecursionError):
         return None
-    if not isinstance(saved, dict) or saved.get("version") != 1 or saved.get("boot_id") != boot_id():
-        return None
-    return saved
+    return saved if isinstance(saved, dict) and saved.get("version") == 1 else None
+
+
+def is_of_this_boot(saved: dict[str, Any]) -> bool:
+    """Whether the processes it names can be running."""
+    return saved.get("boot_id") == boot_id()
 
 
 def save_state(path: Path, value: dict[str, Any]) -> None:
@@ -44,6 +47,7 @@ def save_state(path: Path, value: dict[str, Any]) -> None:
             file.flush()
             os.fsync(file.fileno())
         Path(temporary).replace(path)
+        _sync_directory(path.parent)
     except OSError as error:
         if temporary:
             with contextlib.suppress(OSError):
@@ -53,3 +57,12 @@ def save_state(path: Path, value: dict[str, Any]) -> None:
             hint="free the disk or mend the directory; until then a restarted endpoint forgets its clients",
             code="endpoint.state-file",
         ) from error
+
+
+def _sync_directory(path: Path) -> None:
+    """Makes a rename last: without it a power cut may bring the old file back."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

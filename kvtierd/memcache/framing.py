@@ -216,6 +216,12 @@ def key_count(opcode: int, raw: bytes) -> int:
     return count if count * smallest <= len(raw) - at - 8 else 0
 
 
+def brings_memory(raw: bytes) -> bool:
+    """Whether a REGISTER request announces segments: rank u64, then u64 how many. Clients without memory send 0."""
+    at = HEADER_BYTES + 16
+    return len(raw) >= at + 8 and _U64.unpack_from(raw, at)[0] != 0
+
+
 def _body_start(message_id: int) -> bytes:
     return struct.pack("<hhI", 0, message_id, 0)
 

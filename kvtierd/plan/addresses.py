@@ -15,7 +15,13 @@ DEFAULT_METRICS_PORT = 8000
 
 
 def plan_addresses(
-    settings: Settings, ports: PortPlan, pool: PoolPlan, *, is_master: bool, engine_ports: AbstractSet[int]
+    settings: Settings,
+    ports: PortPlan,
+    pool: PoolPlan,
+    *,
+    has_meta: bool,
+    master: str,
+    engine_ports: AbstractSet[int],
 ) -> MetaAddress:
     """Claims this node's ports for the MetaService and the endpoint before it.
 
@@ -23,17 +29,20 @@ def plan_addresses(
         settings: the settings.
         ports: where the ports are claimed.
         pool: the pool, for the links between its ranks.
-        is_master: this node runs the MetaService.
+        has_meta: the MetaService is in this node's plan.
+        master: the node whose MetaService clients talk to without an endpoint of their own.
         engine_ports: ports that engines will claim; defaults give way to them.
     """
     meta = settings.meta
     relay = meta.endpoint == "relay"
-    bind = LOOPBACK if relay or settings.cluster.mode == "standalone" else master_address(settings.cluster)
+    bind = (
+        LOOPBACK if relay or settings.cluster.mode == "standalone" else node_address(settings.cluster, master)
+    )
     owner = ENDPOINT_ID if relay else META_ID
     written = {p for p in (meta.metrics_port, meta.backend_port, meta.backend_config_store_port) if p}
     links = _link_ports(meta, pool)
     written |= {meta.port, meta.config_store_port, *links, *engine_ports}
-    if relay or is_master:
+    if relay or has_meta:
         ports.claim(meta.port, owner, "MetaService for engines", address=bind, setting="[meta] port")
         ports.claim(
             meta.config_store_port, owner, "config store for engines", address=bind,
@@ -41,7 +50,7 @@ def plan_addresses(
         )  # fmt: skip
     server_port, server_store_port = meta.port, meta.config_store_port
     metrics_port = meta.metrics_port or DEFAULT_METRICS_PORT
-    if is_master:
+    if has_meta:
         if relay:
             server_port = _backend(ports, meta.backend_port, meta.port, "MetaService behind the endpoint",
                                    "[meta] backend_port", written)  # fmt: skip
@@ -66,9 +75,9 @@ def plan_addresses(
     )
 
 
-def master_address(cluster: ClusterSettings) -> str:
-    """The address of the node that runs the MetaService."""
-    return next((p.address for p in cluster.peers if p.name == cluster.master), LOOPBACK)
+def node_address(cluster: ClusterSettings, node: str) -> str:
+    """The address of a node; loopback for one that is not among the peers (there are none, or no master is known)."""
+    return next((p.address for p in cluster.peers if p.name == node), LOOPBACK)
 
 
 def _backend(

@@ -9,7 +9,7 @@ from typing import Any
 from kvtierd.errors import ConfError
 from kvtierd.mmc_conf.model import LocalConf, MetaConf
 from kvtierd.mmc_conf.render import render_local, render_meta
-from kvtierd.plan.addresses import LOOPBACK, master_address
+from kvtierd.plan.addresses import LOOPBACK, node_address
 from kvtierd.plan.model import FileSpec, MetaAddress, PoolPlan
 from kvtierd.plan.remarks import Remarks
 from kvtierd.settings import Settings
@@ -24,12 +24,16 @@ class MemcacheConf:
         address: Where things listen.
         pool: The pool.
         directory: Where the files are.
+        node: This node.
+        master: The master, as far as it is known; "" where it does not matter.
     """
 
     settings: Settings
     address: MetaAddress
     pool: PoolPlan
     directory: str
+    node: str
+    master: str
 
     @property
     def meta(self) -> MetaConf:
@@ -86,12 +90,13 @@ class MemcacheConf:
         )
 
     def _hcom_address(self) -> str:
-        """In a cluster the master's, on every node the same, as the practice guide has it."""
-        if self.settings.cluster.mode == "standalone":
+        """In a cluster the master's, on every node the same, as the practice guide has it; elected: the first node's."""
+        cluster = self.settings.cluster
+        if cluster.mode == "standalone":
             return self.settings.node.address or LOOPBACK
-        return master_address(self.settings.cluster)
+        return node_address(cluster, cluster.master or cluster.nodes[0].name)
 
-    def files(self, version: str, remarks: Remarks, *, a3: bool, is_master: bool) -> list[FileSpec]:
+    def files(self, version: str, remarks: Remarks, *, a3: bool, has_meta: bool) -> list[FileSpec]:
         """The files of this node; what MemCache would refuse becomes a refusal. Only the endpoint's without a version."""
         files: list[FileSpec] = []
         if self.settings.meta.endpoint == "relay":
@@ -99,12 +104,12 @@ class MemcacheConf:
         if not version:
             return files
         try:
-            if is_master:
+            if has_meta:
                 files.append(self._file("mmc-meta.conf", render_meta(self.meta, version)))
             if self.pool.placement == "standalone":
                 files.append(self._file("mmc-local-pool.conf", render_local(self.provider, version, a3=a3)))
             files.append(FileSpec(path=self.engine_path, content=render_local(self.engine, version, a3=a3)))
-            if is_master:
+            if has_meta:
                 files.append(self._file("mmc-local-admin.conf", render_local(self.admin, version, a3=a3)))
         except ConfError as error:
             remarks.refuse(error.stable_code, error.message, error.hint)
@@ -127,4 +132,29 @@ class MemcacheConf:
             "state_file": f"{self.settings.paths.runtime}/endpoint-state.json",
             "purge_on_unclean": self.settings.pool.purge_on_unclean,
         }
+        if self.settings.cluster.mode != "standalone":
+            config |= self._between_nodes()
         return json.dumps(config, indent=2) + "\n"
+
+    def _between_nodes(self) -> dict[str, Any]:
+        """Who the other nodes' endpoints are. Which of them is the master's, the daemon says when it knows."""
+        cluster = self.settings.cluster
+        tls = {"ca": cluster.tls.ca, "cert": cluster.tls.cert, "key": cluster.tls.key}
+        return {
+            "target": None,
+            "cluster": cluster.name,
+            "node": self.node,
+            "peer_listen": _host_port(node_address(cluster, self.node), cluster.endpoint_port),
+            "peers": [
+                {"name": p.name, "address": _host_port(p.address, cluster.endpoint_port)}
+                for p in cluster.nodes
+            ],
+            "tls": None if cluster.insecure else tls,
+            "insecure": cluster.insecure,
+            # The highest epoch must outlive a reboot.
+            "state_file": f"{self.settings.paths.state}/endpoint-state.json",
+        }
+
+
+def _host_port(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

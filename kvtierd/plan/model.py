@@ -214,6 +214,9 @@ class UnitSpec(Record):
     group: str | None = None  # engines: those that can stand in for each other
     blocked: str | None = None  # why it must not be started as things are (a held card)
     resources: Resources = NO_RESOURCES
+    guard_file: str | None = (
+        None  # says until when it may run; past that it is killed, without the daemon's help
+    )
 
     @property
     def digest(self) -> str:
@@ -223,6 +226,8 @@ class UnitSpec(Record):
         )
         if self.resources != NO_RESOURCES:  # what runs without any stays what it was
             relevant["resources"] = self.resources.model_dump()
+        if self.guard_file is not None:
+            relevant["guard_file"] = self.guard_file
         return hashlib.sha256(json.dumps(relevant, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -24,7 +24,16 @@ from kvtierd.plan.remarks import Remarks
 from kvtierd.plan.resources import engine_resources
 from kvtierd.plan.series import detect_series
 from kvtierd.plan.toolchain import Toolchain
-from kvtierd.plan.units import META_ID, endpoint_unit, engine_id, meta_unit, pool_id, pool_unit
+from kvtierd.plan.units import (
+    ENDPOINT_ID,
+    LEASE_FILE,
+    META_ID,
+    endpoint_unit,
+    engine_id,
+    meta_unit,
+    pool_id,
+    pool_unit,
+)
 from kvtierd.settings import EngineSettings, Settings
 
 
@@ -37,6 +46,7 @@ def make_plan(
     node: str | None = None,
     owned_pids: AbstractSet[int] = frozenset(),
     owned_pages: int = 0,
+    master: str | None = None,
 ) -> NodePlan:
     """The plan of one node.
 
@@ -48,16 +58,18 @@ def make_plan(
         node: plan for this node of the cluster, instead of finding it by name and address.
         owned_pids: processes of running units, whose ports are not "taken by somebody".
         owned_pages: hugepages that kvtierd itself reserved earlier (from its ledger).
+        master: the node that is the master now; default: the one the settings name. Behind relaying endpoints it makes
+            no difference: every node that may become the master has the MetaService in its plan.
 
     Returns:
         The plan. What must not be applied is in ``refusals``; this function does not raise for it.
     """
-    planner = _Planner(settings, inventory, drivers, toolchain, node, owned_pids, owned_pages)
+    planner = _Planner(settings, inventory, drivers, toolchain, node, owned_pids, owned_pages, master)
     plan = planner.plan()
     if planner.clients_differ:
         # Drivers say how many MemCache clients an engine opens only with its launch, and the launch needs the pool.
         # They are pure, so they are simply asked again.
-        second = _Planner(settings, inventory, drivers, toolchain, node, owned_pids, owned_pages)
+        second = _Planner(settings, inventory, drivers, toolchain, node, owned_pids, owned_pages, master)
         second.clients = planner.clients
         plan = second.plan()
     return plan
@@ -73,6 +85,7 @@ class _Planner:
         node: str | None,
         owned_pids: AbstractSet[int],
         owned_pages: int,
+        master: str | None,
     ) -> None:
         self.settings = settings
         self.inventory = inventory
@@ -85,7 +98,10 @@ class _Planner:
         self.emulated = self.series == "emulated"
         self.toolchain = toolchain if self.emulated else toolchain.model_copy(update={"emulation": None})
         self.ports = PortPlan(inventory, self.remarks, owned_pids=owned_pids)
-        self.is_master = settings.cluster.mode == "standalone" or settings.cluster.master == self.node
+        self.alone = settings.cluster.mode == "standalone"
+        self.master = self.node if self.alone else master or settings.cluster.master or ""
+        # Behind relaying endpoints any node can become the master without a word changing in anybody's configuration.
+        self.has_meta = self.master == self.node or settings.meta.endpoint == "relay"
         self.install = find_install(settings.meta, inventory)
         self.boxed = settings.meta.runner == "docker"
         self.python = (
@@ -164,7 +180,7 @@ class _Planner:
     def plan(self) -> NodePlan:
         engines = [e for e in self.settings.engine if not e.nodes or self.node in e.nodes]
         ranks = self._engine_ranks(engines)
-        nodes = max(1, len(self.settings.cluster.peers))
+        nodes = max(1, len(self.settings.cluster.nodes))
         pool = plan_pool(
             self.settings.pool,
             self.series,
@@ -182,11 +198,12 @@ class _Planner:
             self.settings,
             self.ports,
             pool,
-            is_master=self.is_master,
+            has_meta=self.has_meta,
+            master=self.master,
             engine_ports=self._engine_ports(engines),
         )
-        memcache = MemcacheConf(self.settings, address, pool, self.conf_dir)
-        files = memcache.files(self.version, self.remarks, a3=self.series == "A3", is_master=self.is_master)
+        memcache = MemcacheConf(self.settings, address, pool, self.conf_dir, self.node, self.master)
+        files = memcache.files(self.version, self.remarks, a3=self.series == "A3", has_meta=self.has_meta)
         env = memcache_env(self.toolchain, self.series, pool.protocol, self.inventory, self.install)
         units = self._own_units(address, pool, hugepages=hugepages.pages > 0)
         for planned in self._engines(engines, memcache, env):
@@ -195,7 +212,7 @@ class _Planner:
                 engine_unit(
                     planned,
                     self.toolchain,
-                    after or ((META_ID,) if self.is_master else ()),
+                    after or self._after_meta(),
                     directories=(self.conf_dir, planned.context.work_dir),
                     blocked=self._held_card(planned.settings),
                     resources=engine_resources(planned.settings, self.inventory, self.remarks),
@@ -208,7 +225,7 @@ class _Planner:
             )
         return NodePlan(
             node=self.node,
-            master=self.settings.cluster.master or self.node,
+            master=self.master,
             series=self.series,
             emulated=self.emulated,
             memcache_version=self.version,
@@ -253,12 +270,37 @@ class _Planner:
 
     def _check_cluster(self) -> None:
         cluster, meta = self.settings.cluster, self.settings.meta
-        if cluster.mode == "static" and meta.endpoint == "relay":
+        if any(p.witness and p.name == self.node for p in cluster.peers):
             self.remarks.refuse(
-                "cluster.relay-needs-tls",
-                "several nodes over the relaying endpoint need mutual TLS between nodes, which this version does not have",
-                'write [meta] endpoint = "direct"',
+                "cluster.witness",
+                f"this node ({self.node}) is a witness: it only votes and runs nothing",
+                "start kvtierd with --witness there, or take witness = true out",
             )
+        if cluster.mode == "etcd":
+            self.remarks.refuse(
+                "cluster.etcd-unproven",
+                'mode = "etcd" is not in this version: it has not been proved with an etcd that fails',
+                'write mode = "lease" with 3 or 5 voters, or mode = "static"',
+            )
+        if cluster.mode in {"lease", "etcd"} and meta.runner == "docker":
+            self.remarks.refuse(
+                "cluster.guard-container",
+                f"in mode {cluster.mode} the MetaService cannot run in a container: the guard that ends it together with its"
+                " lease kills a process, and the container would go on",
+                'write [meta] runner = "host", or mode = "static"',
+            )
+        if cluster.mode != "standalone" and meta.endpoint == "relay":
+            addresses = [p.address for p in cluster.nodes]
+            if len(set(addresses)) != len(addresses):
+                self.remarks.refuse(
+                    "cluster.same-address", "two nodes have the same address", "correct [cluster] peers"
+                )
+
+    def _after_meta(self) -> tuple[str, ...]:
+        """What must be there before a client of the pool starts, where that is on this host."""
+        if self.settings.meta.endpoint == "relay" and not self.alone:
+            return (ENDPOINT_ID,)  # which knows whether the master's MetaService is there
+        return (META_ID,) if self.has_meta else ()
 
     # -- units
 
@@ -271,10 +313,14 @@ class _Planner:
         )  # fmt: skip
         if self.settings.meta.endpoint == "relay":
             units.append(endpoint_unit(self.toolchain, address, f"{self.conf_dir}/endpoint.json"))
-        if self.is_master:
+        if self.has_meta:
+            elected = self.settings.cluster.mode in {"lease", "etcd"}
             units.append(
-                meta_unit(self.toolchain, address, place=place, conf_path=f"{self.conf_dir}/mmc-meta.conf")
-            )
+                meta_unit(
+                    self.toolchain, address, place=place, conf_path=f"{self.conf_dir}/mmc-meta.conf",
+                    guard_file=f"{self.settings.paths.runtime}/{LEASE_FILE}" if elected else None,
+                )
+            )  # fmt: skip
         if pool.placement == "standalone":
             if place.container is not None and not self.emulated:
                 self.remarks.note(
@@ -285,7 +331,7 @@ class _Planner:
             units += [
                 pool_unit(
                     self.toolchain, index, place=place, conf_path=f"{self.conf_dir}/mmc-local-pool.conf",
-                    emulated=self.emulated, hugepages=hugepages, after=(META_ID,) if self.is_master else (),
+                    emulated=self.emulated, hugepages=hugepages, after=self._after_meta(),
                 )
                 for index in range(pool.providers)
             ]  # fmt: skip

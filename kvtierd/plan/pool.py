@@ -15,6 +15,7 @@ from kvtierd.quantities import GIB, MIB, align_down, format_size
 from kvtierd.settings import PoolSettings
 
 MIN_WORLD_SIZE = 16
+SHARED_MEMORY_PROTOCOL = "host_shm"  # without hugepages the pool's memory is in /dev/shm
 
 
 def plan_pool(
@@ -172,12 +173,21 @@ def check_memory(
     *,
     owned_pages: int = 0,
 ) -> None:
-    """Refuses a plan that would starve the host.
+    """Refuses a plan that would starve the host, or whose pool does not fit where it is to be.
 
     Two limits: of all memory, ``max(16 GiB, 10 %)`` must not be bound by pool and hugepages; of the memory
     that is available now, the pages still to be reserved must leave as much. ``owned_pages`` of the plan's size
     are kvtierd's own from an earlier start: they are not somebody else's even when they are in use.
     """
+    shm = inventory.shm_total_bytes
+    in_shm = planned.protocol == SHARED_MEMORY_PROTOCOL and not hugepages.pages
+    if in_shm and shm is not None and shm < planned.capacity_bytes:
+        # Else the kernel kills the first process that writes beyond what fits, long after the start.
+        remarks.refuse(
+            "memory.shm",
+            f"the pool's {format_size(planned.capacity_bytes)} do not fit into /dev/shm, which has {format_size(shm)}",
+            f"mount -o remount,size={planned.capacity_bytes} /dev/shm; in a container: docker run --shm-size",
+        )
     total = inventory.memory_total_bytes
     reserve = pool.host_reserve if pool.host_reserve is not None else max(16 * GIB, total // 10)
     named = "[pool] host_reserve" if pool.host_reserve is not None else "max(16 GiB, 10 % of memory)"

@@ -25,6 +25,7 @@ from kvtierd.plan.toolchain import Toolchain
 
 ENDPOINT_ID = "kvtier-endpoint-main"
 META_ID = "kvtier-meta-main"
+LEASE_FILE = "lease"  # in the runtime directory: until when the MetaService may run
 
 # Texts of MemCache and of our start script after which another try cannot help.
 META_FATAL = (
@@ -81,6 +82,7 @@ def meta_unit(
     *,
     place: MemcachePlace,
     conf_path: str,
+    guard_file: str | None = None,
 ) -> UnitSpec:
     """The MetaService, by wheel or by run package, on the host or in a container."""
     argv, env = place.command(
@@ -122,6 +124,7 @@ def meta_unit(
             fatal_exit_codes=FATAL_EXITS,
         ),
         stop=StopPolicy(timeout_seconds=STOP_SECONDS),
+        guard_file=guard_file,
     )
 
 

@@ -62,6 +62,7 @@ class TierKeeper:
         purge_env: dict[str, str],
         restart_providers: Callable[[str], None],
         events: EventLog,
+        purge_ended: Callable[[], None] = lambda: None,
     ) -> None:
         if plan.meta is None:
             raise MemcacheError("the plan has no MetaService address")
@@ -75,6 +76,7 @@ class TierKeeper:
         self._purge_env = purge_env
         self._restart_providers = restart_providers
         self._events = events
+        self._purge_ended = purge_ended
         self._purge_task: asyncio.Task[None] | None = None
         self._kept: dict[str, object] | None = None
         self._view = machine.view
@@ -188,6 +190,7 @@ class TierKeeper:
                 "tier.purged",
                 f"the pool was emptied after an unclean end of the MetaService ({seconds:.1f} s)",
             )
+        self._purge_ended()
 
     def _report_change(self) -> None:
         before, now = self._view, self._machine.view

@@ -42,8 +42,13 @@ class TierInputs:
         endpoint_mode: "serve", "quiesce", "recover"; ``None`` without an endpoint or when it does not answer.
         endpoint_admission: "all" or "survivors"; ``None`` likewise.
         clean_stop: The run before this one was stopped after a quiesce.
+        handed_over: The master before this one gave mastership to this node with nothing in flight: then the endpoint
+            recovers because of the change, not because of a death.
+        founding: Nothing has been there before: the endpoint recovers since it was pointed somewhere for the first time.
         survivors_missing: Client processes that the endpoint knew and that have not come back; also those without a
             rank count there.
+        many_nodes: Ranks of other nodes are in the pool, and the endpoints of all of them count their survivors. One rank
+            that is missing says nothing then: it may be a lost host's, and nobody waits for that one.
         clients_alive: Some process that may have a rank is running: without any there are no survivors to wait for.
     """
 
@@ -55,7 +60,10 @@ class TierInputs:
     endpoint_mode: str | None
     endpoint_admission: str | None
     clean_stop: bool = False
+    handed_over: bool = False
+    founding: bool = False
     survivors_missing: int = 0
+    many_nodes: bool = False
     clients_alive: bool = True
 
 
@@ -150,7 +158,8 @@ class TierMachine:
         if first and seen.endpoint_mode != "recover":
             return
         # An endpoint that recovers has seen the death: then the quiesce was over before the stop came.
-        self._begin_recovery(seen, unclean=not seen.clean_stop or seen.endpoint_mode == "recover")
+        died = not seen.clean_stop or seen.endpoint_mode == "recover"
+        self._begin_recovery(seen, unclean=died and not seen.handed_over and not (first and seen.founding))
 
     def _begin_recovery(self, seen: TierInputs, *, unclean: bool) -> None:
         self._phase = "recovering"
@@ -158,7 +167,7 @@ class TierMachine:
         self._given_up = ()
         self._cuts = 0
         self._unknown_since_seconds = None
-        if not seen.clients_alive:
+        if not seen.clients_alive or seen.many_nodes:
             self._members = {}
         if unclean and self._purge_on_unclean:
             self._purge_due = True

@@ -37,6 +37,7 @@ class Managed:
     restart_requested: str | None = None
     start_requested: bool = False
     stopped_for_now: bool = False
+    resting: str = ""  # why the node's part in the cluster does not need it now
     probed_spec: UnitSpec | None = None
     fatal_sign: tuple[str, str] | None = None
     last_lines: tuple[str, ...] = ()

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 ProcessTable = dict[int, "Stat"]
+# The namespace of process ids that a kernel begins with; it has this number everywhere.
+HOST_PROCESSES = "pid:[4026531836]"
 
 
 class Stat(namedtuple("Stat", "pid comm state ppid session start_ticks")):
@@ -38,9 +40,16 @@ class Stat(namedtuple("Stat", "pid comm state ppid session start_ticks")):
 
 
 def boot_id() -> str:
-    """The kernel's random id of this boot."""
+    """The kernel's random id of this boot; in a container followed by the time at which its first process started.
+
+    A container that is started again is in the same boot and has none of the processes it had.
+    """
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123 (pathlib costs memory)
-        return file.read().strip()
+        boot = file.read().strip()
+    if os.readlink("/proc/self/ns/pid") == HOST_PROCESSES:  # noqa: PTH115
+        return boot
+    first = read_stat(1)
+    return boot if first is None else f"{boot}:{first.start_ticks}"
 
 
 def parse_stat(text: bytes) -> Stat:

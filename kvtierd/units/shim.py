@@ -22,7 +22,7 @@ import sys
 import time
 
 from kvtierd.secret_files import read_secret
-from kvtierd.units import procfs, shim_record
+from kvtierd.units import guard_file, procfs, shim_record
 from kvtierd.units.shim_log import OutputLog
 
 TYPE_CHECKING = False
@@ -82,6 +82,9 @@ class Keeper:
         self.note_leftovers = False
         self.told_to_end = False
         self.next_scan_at = 0.0
+        self.guard_file: str = record.get("guard_file", "")
+        # A guard that finds no file ends the unit: it was started with one.
+        self.guard_until = 0.0
         self.selector = selectors.DefaultSelector()
 
     def secrets(self) -> list[str]:
@@ -122,6 +125,8 @@ class Keeper:
         if self.phase == KILLING:
             return max(0.0, self.next_kill_at - now)
         waits = [] if self.is_parent else [POLL_SECONDS]
+        if self.guard_file and self.phase != ENDED:
+            waits.append(min(guard_file.POLL_SECONDS, max(0.0, self.guard_until - guard_file.now_seconds())))
         if self.phase == STOPPING:
             waits.append(max(0.0, self.stop_deadline - now))
         return min(waits, default=None)
@@ -132,6 +137,8 @@ class Keeper:
             self.told_to_end = False
             self.add_note("its shim was told to end by SIGTERM")
             self.begin_stop(self.record["stop_signal"], self.record["stop_timeout_seconds"])
+        if self.guard_file and self.phase in {RUNNING, STOPPING}:
+            self.keep_guard(now)
         all_gone = self.collect_children() if self.is_parent else not self.look_at_foreign_unit(now)
         if self.main_exit is not None and all_gone:
             self.phase = ENDED
@@ -143,6 +150,16 @@ class Keeper:
             self.begin_killing(now, grace=0.0)
         if self.phase == KILLING and now >= self.next_kill_at:
             self.kill_all(now)
+
+    def keep_guard(self, now: float) -> None:
+        """Kills the unit when the daemon has not extended its lease: here, so that a daemon that is gone cannot fail to."""
+        later = guard_file.read_deadline(self.guard_file)
+        if later is not None:
+            self.guard_until = later
+        if guard_file.now_seconds() >= self.guard_until:
+            self.add_note("its guard killed it: the lease has ended")
+            self.requested = self.requested or self.main_exit is None
+            self.begin_killing(now, grace=0.0)
 
     def begin_killing(self, now: float, grace: float) -> None:
         """From now on until nothing is left: SIGKILL to everything."""

@@ -96,6 +96,7 @@ class ShimBackend:
             "user": spec.user,
             "cpus": list(parse_cpu_list(spec.resources.cpus)) if spec.resources.cpus else [],
             "nice": spec.resources.nice,
+            "guard_file": spec.guard_file or "",
             "note": _NO_MEMORY_MAX if spec.resources.memory_max_bytes is not None else "",
             "watch": [probe.contains for probe in spec.readiness.probes if isinstance(probe, LogProbe)],
             "secret_files": list(spec.secret_files),
@@ -163,13 +164,17 @@ class ShimBackend:
         return None if live is None else to_process(live)
 
     async def list(self) -> list[UnitProcess]:
-        """All units that have a record."""
+        """All units that have a record. What ended before this boot is forgotten: a failure of then holds no longer."""
         try:
             names = sorted(
                 entry.name for entry in self._units_dir.iterdir() if _UNIT_ID.fullmatch(entry.name)
             )
         except FileNotFoundError:
             return []
+        for name in names:
+            record = shim_record.read_record(str(self._directory(name)))
+            if record is not None and record["exit"] is not None and record["boot_id"] != procfs.boot_id():
+                await self.forget(name)
         found = await asyncio.gather(*(self.find(name) for name in names))
         return [process for process in found if process is not None]
 
@@ -275,7 +280,7 @@ class ShimBackend:
             if record is None or record["exit"] is not None:
                 return record
             if record["boot_id"] != procfs.boot_id():
-                return await self._write_off(unit_id, "the host was restarted")
+                return await self._write_off(unit_id, "the host or its container was restarted")
             if procfs.find_process(record["shim_pid"], record["shim_start_ticks"]) is not None:
                 try:
                     return await self._follow_shim(unit_id)

@@ -1,8 +1,8 @@
 """Starts a shim: run by the backend as a short-lived process, with one JSON request on stdin and one JSON answer on stdout.
 
 Request: ``{directory, root, log, log_max_bytes, log_keep, adopt}`` and, unless ``adopt``, what to start:
-``{unit_id, instance, spec_digest, argv, env, cwd, user, cpus, nice, note, watch, secret_files, stop_signal,
-stop_timeout_seconds}``.
+``{unit_id, instance, spec_digest, argv, env, cwd, user, cpus, nice, note, guard_file, watch, secret_files,
+stop_signal, stop_timeout_seconds}``.
 Answer: ``{"ok": true, "record": {...}}`` or ``{"ok": false, "code", "message", "hint"}``.
 
 Steps: take the unit's lock, leave the caller (fork, own session, fork), become the subreaper, start the unit's main
@@ -30,6 +30,7 @@ import time
 
 from kvtierd.secret_files import read_secret
 from kvtierd.units import procfs, shim_record
+from kvtierd.units.guard_file import now_seconds, read_deadline
 from kvtierd.units.shim_log import OutputLog
 
 TYPE_CHECKING = False
@@ -245,9 +246,10 @@ def start_unit(request: dict[str, Any], fifo: int) -> Answer:
     log = OutputLog(request["log"], request["log_max_bytes"], request["log_keep"])
     log_inode, log_offset = log.position()
     log.finish()
+    refuse_without_lease(request["guard_file"])
     read_secrets(request["secret_files"])  # what the keeper cannot hide must not be written
     names = (
-        *("unit_id", "instance", "spec_digest", "watch", "secret_files"),
+        *("unit_id", "instance", "spec_digest", "watch", "secret_files", "guard_file"),
         *("stop_signal", "stop_timeout_seconds"),
     )
     record = {name: request[name] for name in names} | shim_identity()
@@ -268,6 +270,12 @@ def start_unit(request: dict[str, Any], fifo: int) -> Answer:
         remove(shim_record.RECORD)
         raise
     return record
+
+
+def refuse_without_lease(guard_file: str) -> None:
+    """A guarded unit is not even started when it would be killed at once."""
+    if guard_file and (until := read_deadline(guard_file) or 0.0) <= now_seconds():
+        raise Refused("unit.start", "there is no lease: not started" + (" (it has ended)" if until else ""))
 
 
 def read_secrets(paths: list[str]) -> None:

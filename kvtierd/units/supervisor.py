@@ -161,6 +161,22 @@ class Supervisor:
         managed.start_requested, managed.stopped_for_now = True, False
         self._poke.set()
 
+    def poke(self) -> None:
+        """Something happened elsewhere that a round of the loop should look at."""
+        self._poke.set()
+
+    def set_resting(self, unit_id: str, why: str) -> None:
+        """A unit that this node does not need now is kept stopped, and says why; "" takes it back."""
+        managed = self._units.get(unit_id)
+        if managed is not None and managed.resting != why:
+            managed.resting = why
+            self._poke.set()
+
+    async def kill_now(self, unit_id: str) -> None:
+        """SIGKILL to everything of the unit, past all that is under way for it. Raises ``UnitError``."""
+        await self._backend.kill(unit_id)
+        self._poke.set()
+
     def report_output(self, unit_id: str, instance: str, fatal: str | None) -> None:
         """What the output of this run says of why it cannot go on; ``None``: nothing. Not for another run."""
         managed = self._units.get(unit_id)
@@ -315,7 +331,8 @@ class Supervisor:
     # --- small things ---
 
     def _wanted(self, managed: Managed) -> bool:
-        return managed.planned and not managed.stopped_for_now and managed.spec.id not in self._intents
+        stopped = managed.stopped_for_now or bool(managed.resting) or managed.spec.id in self._intents
+        return managed.planned and not stopped
 
     def _still_used_by(self, unit_id: str) -> str | None:
         """Units that need this one are stopped before it: they would hang on a MetaService that goes first."""
@@ -372,7 +389,7 @@ class Supervisor:
             kind=managed.spec.kind,
             name=managed.spec.name,
             state=status.state,
-            reason=self._problems.get(managed.spec.id, {}).get("backend", status.reason),
+            reason=self._reason(managed),
             pid=process.pid if process is not None and process.running else None,
             since_unix_seconds=managed.since_unix_seconds,
             restarts=status.restarts,
@@ -382,6 +399,13 @@ class Supervisor:
             instance=process.instance if process is not None else None,
             last_exit=status.last_exit,
         )
+
+    def _reason(self, managed: Managed) -> str:
+        problem = self._problems.get(managed.spec.id, {}).get("backend")
+        if problem is not None:
+            return problem
+        resting = managed.resting if managed.status.state is UnitState.STOPPED else ""
+        return resting or managed.status.reason
 
     def _get(self, unit_id: str) -> Managed:
         managed = self._units.get(unit_id)

@@ -19,9 +19,11 @@ from kvtierd.errors import UnitError
 from kvtierd.plan.model import UnitSpec
 from kvtierd.quantities import parse_cpu_list
 from kvtierd.units.backend import ProcessExit, UnitProcess
+from kvtierd.units.guard import OF_THE_GUARD, guarded_argv
 
 SLICE = "kvtierd.slice"
 SUFFIX = ".service"
+WATCHDOG_USEC = 10_000_000
 UNLIMITED = 2**64 - 1  # systemd's "infinity"
 LOG_BURST_LINES = 100_000  # in 30 s; journald's own 10,000 would tear holes into what a driver reads
 _UNIT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,127}")
@@ -106,10 +108,12 @@ def transient_properties(
         stop_signal: The number of ``spec.stop.signal``.
         manager_variables: Names in systemd's own environment block, which units would inherit.
     """
-    unset = sorted((_ADDED_VARIABLES | set(manager_variables)) - spec.env.keys())
+    unset = sorted((_ADDED_VARIABLES | set(manager_variables)) - spec.env.keys() - _kept_for_the_guard(spec))
     # "$" doubled: "${X}" in an argument is the engine's business, not systemd's. ExecStartEx has a flag for that, but
     # systemd 252 cannot read its own file of such a unit again, and after a daemon-reload the unit has no command.
-    command = [program, [argument.replace("$", "$$") for argument in spec.argv], False]
+    argv = spec.argv if spec.guard_file is None else guarded_argv(spec.guard_file, (program, *spec.argv[1:]))
+    first = program if spec.guard_file is None else argv[0]
+    command = [first, [argument.replace("$", "$$") for argument in argv], False]
     properties = [
         ("Description", Variant("s", marker.text())),
         # Kept until its end has been read and written down; then the backend unloads it.
@@ -122,7 +126,6 @@ def transient_properties(
         ("WorkingDirectory", Variant("s", spec.cwd)),
         ("Environment", Variant("as", [f"{name}={value}" for name, value in spec.env.items()])),
         ("UnsetEnvironment", Variant("as", unset)),
-        ("NotifyAccess", Variant("s", "none")),
         # mixed: the signal to the main process, which may drain, SIGKILL to whatever is left of the group.
         ("KillMode", Variant("s", "mixed")),
         ("KillSignal", Variant("i", stop_signal)),
@@ -143,6 +146,14 @@ def transient_properties(
         ("TasksMax", Variant("t", UNLIMITED)),
         ("OOMScoreAdjust", Variant("i", 0)),
     ]
+    if spec.guard_file is None:
+        properties.append(("NotifyAccess", Variant("s", "none")))
+    else:
+        properties += [
+            ("NotifyAccess", Variant("s", "all")),  # the guard is not the main process
+            ("WatchdogUSec", Variant("t", WATCHDOG_USEC)),  # until the guard says its own
+            ("WatchdogSignal", Variant("i", 9)),
+        ]
     resources = spec.resources
     if resources.cpus:
         properties.append(("CPUAffinity", Variant("ay", cpu_mask(resources.cpus))))
@@ -153,6 +164,10 @@ def transient_properties(
     if spec.user is not None:
         properties.append(("User", Variant("s", spec.user)))
     return properties
+
+
+def _kept_for_the_guard(spec: UnitSpec) -> frozenset[str]:
+    return frozenset(OF_THE_GUARD) if spec.guard_file is not None else frozenset()
 
 
 def cpu_mask(cpus: str) -> bytes:

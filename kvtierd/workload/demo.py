@@ -22,6 +22,7 @@ from kvtierd.control.client import ControlClient
 from kvtierd.control.v1 import control_pb2 as pb
 from kvtierd.emulator.launch import cleanup
 from kvtierd.errors import KvtierError
+from kvtierd.events import NO_PLAN_EVENT
 from kvtierd.units.backend import UnitBackend
 from kvtierd.units.shim_backend import ShimBackend
 from kvtierd.units.systemd_backend import SystemdBackend
@@ -150,13 +151,14 @@ class DemoNode:
         """Until every unit is ready and nothing is wrong.
 
         Raises:
-            KvtierError: a unit failed, the daemon ended, or it took too long.
+            KvtierError: there is no plan (with its own code), a unit failed, the daemon ended, or it took too long.
         """
         deadline = time.monotonic() + self._ready_seconds
         while time.monotonic() < deadline:
             self._check_daemon()
             reply = self._status_or_none()
             if reply is not None:
+                self._check_plan(reply)
                 self._check_units(reply)
                 if reply.units and not reply.problems and all(u.state == "ready" for u in reply.units):
                     return
@@ -173,6 +175,13 @@ class DemoNode:
             return self.status()
         except KvtierError:  # not listening yet
             return None
+
+    def _check_plan(self, reply: pb.StatusReply) -> None:
+        """A first plan that failed is final: nobody here reloads. Asked once more, the daemon says why and what to do."""
+        if reply.units or not reply.problems:
+            return
+        if any(event.kind == NO_PLAN_EVENT for event in self.client.events()):
+            self.client.reload(restart_changed=False)
 
     def _check_units(self, reply: pb.StatusReply) -> None:
         failed = [u for u in reply.units if u.state == "failed"]

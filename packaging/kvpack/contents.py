@@ -17,6 +17,7 @@ SYSTEM = {
     "kvtierd.sysusers": "usr/lib/sysusers.d/kvtierd.conf",
     "kvtierd.tmpfiles": "usr/lib/tmpfiles.d/kvtierd.conf",
 }
+IN_CONTAINER = "usr/lib/kvtierd/in-container"
 EXAMPLE_DROP_INS = ("emulation.conf",)
 DEBIAN_ONLY, RPM_ONLY = "deb", "rpm"
 
@@ -25,6 +26,8 @@ def stage_system(root: Path, source: Path, *, version: str, epoch: int) -> None:
     """What belongs to both formats of the package kvtierd."""
     for name, target in SYSTEM.items():
         write_text(root / target, (source / "systemd" / name).read_text(encoding="utf-8"))
+    text = (source / "packaging/in-container.sh").read_text(encoding="utf-8")
+    write_text(root / IN_CONTAINER, text, 0o755)
     write_text(root / "etc/kvtierd/kvtierd.toml", conffile.render())
     (root / "etc/kvtierd/conf.d").mkdir(parents=True)
     date = datetime.datetime.fromtimestamp(epoch, datetime.UTC).strftime("%Y-%m-%d")

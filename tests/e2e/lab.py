@@ -172,6 +172,31 @@ class RawClient:
             self._waiting.clear()
 
 
+class Lookups:
+    """Keeps an S client asking, one call at a time in each of ``threads`` threads."""
+
+    def __init__(self, client: RawClient, keys: list[str], threads: int = 2) -> None:
+        self.client, self.keys, self.stopping = client, keys, threading.Event()
+        self.longest_seconds, self.calls, self.hits_at = 0.0, 0, 0.0
+        self.threads = [threading.Thread(target=self._run, daemon=True) for _ in range(threads)]
+        for thread in self.threads:
+            thread.start()
+
+    def _run(self) -> None:
+        while not self.stopping.is_set():
+            answer = self.client.submit("exist_many", keys=self.keys).result(90)
+            self.longest_seconds = max(self.longest_seconds, answer["seconds"])
+            self.calls += 1
+            if 1 in answer.get("result", []):
+                self.hits_at = time.monotonic()
+            time.sleep(0.002)
+
+    def stop(self) -> None:
+        self.stopping.set()
+        for thread in self.threads:
+            thread.join(90)
+
+
 class RealTier:
     """One real MemCache pool in an emulation of its own.
 
@@ -179,7 +204,8 @@ class RealTier:
         root: The emulation root; ``work`` below it holds configurations and logs.
         meta_port, store_port, metrics_port: Where the MetaService is told to listen.
         client_meta_port, client_store_port: Where pool holders and clients are told to connect. Set them before
-            starting clients to put something in between.
+            starting clients to put something in between. ``client_host`` too.
+        enter: What is put in front of every command that is started from now on, such as ``NetLab.enter(1)``.
     """
 
     def __init__(self, root: Path, driver: EmulatedDriver, *, python: str = sys.executable) -> None:
@@ -188,6 +214,8 @@ class RealTier:
         self.work.mkdir(parents=True)
         self.meta_port, self.store_port, self.metrics_port = free_ports(3)
         self.client_meta_port, self.client_store_port = self.meta_port, self.store_port
+        self.client_host = "127.0.0.1"
+        self.enter: list[str] = []
         self.units: list[Unit] = []
 
     # -- processes -------------------------------------------------------------------------------
@@ -201,7 +229,7 @@ class RealTier:
         passed_on = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
         with log.open("w") as output:
             process = subprocess.Popen(
-                [*launcher, *argv],
+                [*self.enter, *launcher, *argv],
                 env={**passed_on, "PYTHONHASHSEED": "0", **self.driver.env(), **env},
                 stdin=subprocess.PIPE,
                 stdout=output,
@@ -298,8 +326,8 @@ class RealTier:
     def write_local_conf(self, name: str, *, dram: str, max_dram: str) -> Path:
         """Writes an mmc-local.conf. ``max_dram`` must be the same for all members of one pool."""
         keys = {
-            "ock.mmc.meta_service_url": f"tcp://127.0.0.1:{self.client_meta_port}",
-            "ock.mmc.local_service.config_store_url": f"tcp://127.0.0.1:{self.client_store_port}",
+            "ock.mmc.meta_service_url": f"tcp://{self.client_host}:{self.client_meta_port}",
+            "ock.mmc.local_service.config_store_url": f"tcp://{self.client_host}:{self.client_store_port}",
             "ock.mmc.local_service.world_size": "16",
             "ock.mmc.local_service.protocol": "host_shm",
             "ock.mmc.local_service.dram.size": dram,

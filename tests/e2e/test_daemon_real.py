@@ -399,6 +399,21 @@ def test_a_missing_compiler_is_said(tmp_path, monkeypatch):
         assert "/nowhere/cc" in problems[0]
 
 
+def test_a_demo_without_a_compiler_ends_at_once_and_says_what_to_install(tmp_path):
+    environment = {**os.environ, "CC": "/nowhere/cc", "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "kvtierd.cli", "demo"],
+        env=environment, capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+    assert time.monotonic() - started < 20
+    assert done.returncode == 1
+    assert "no C compiler" in done.stderr
+    assert "/nowhere/cc" in done.stderr
+    assert "install gcc" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("purge", [True, False])
 def test_every_value_read_after_a_kill_under_load_is_right(purge, driver):
     """Fills the pool beyond its thresholds, kills -9 under load, checks every value read afterwards."""

@@ -12,17 +12,16 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lab import RawClient, RealTier, Unit, wait_until
+from lab import Lookups, RawClient, RealTier, Unit, wait_until
 
 from kvtierd.endpoint.control import EndpointControl
-from kvtierd.errors import EndpointError
+from kvtierd.errors import EndpointError, MemcacheError
 from kvtierd.memcache.rest import MetaClient
 from kvtierd.workload.demo import free_ports
 
@@ -103,31 +102,6 @@ def endpoint(real_tier: RealTier, tmp_path: Path) -> Iterator[Callable[..., Endp
     yield make
     for one in made:
         one.close()
-
-
-class Lookups:
-    """Keeps an S client asking, one call at a time in each of ``threads`` threads."""
-
-    def __init__(self, client: RawClient, keys: list[str], threads: int = 2) -> None:
-        self.client, self.keys, self.stopping = client, keys, threading.Event()
-        self.longest_seconds, self.calls, self.hits_at = 0.0, 0, 0.0
-        self.threads = [threading.Thread(target=self._run, daemon=True) for _ in range(threads)]
-        for thread in self.threads:
-            thread.start()
-
-    def _run(self) -> None:
-        while not self.stopping.is_set():
-            answer = self.client.submit("exist_many", keys=self.keys).result(90)
-            self.longest_seconds = max(self.longest_seconds, answer["seconds"])
-            self.calls += 1
-            if 1 in answer.get("result", []):
-                self.hits_at = time.monotonic()
-            time.sleep(0.002)
-
-    def stop(self) -> None:
-        self.stopping.set()
-        for thread in self.threads:
-            thread.join(90)
 
 
 def start_all(tier: RealTier, *, threads: int = 4) -> tuple[Unit, RawClient, RawClient, Lookups]:
@@ -300,6 +274,39 @@ def test_the_endpoint_itself_may_be_killed(real_tier: RealTier, endpoint: Callab
     front.await_back(2)
     wait_until(lambda: full.get_into("key", size=SIZE) == "ok", 5.0, "the key is there")
     assert front.status()["admission"] == "survivors"
+
+
+@pytest.mark.slow
+def test_a_pool_holder_that_hangs_and_is_killed(
+    real_tier: RealTier, endpoint: Callable[..., Endpoint]
+) -> None:
+    """The MetaService asks pool holders, and waits 60 s for an answer: also for that of one that is gone."""
+    front = endpoint()
+    real_tier.start_meta()
+    pool = real_tier.start_pool()
+    real_tier.start_pool(device=1)
+    full = real_tier.client()
+    full.start_load("load", size=SIZE, threads=2, pause_seconds=0.002)
+    time.sleep(1.0)
+    pool.signal(signal.SIGSTOP)
+    time.sleep(2.0)
+    pool.kill()
+    killed = time.monotonic()
+
+    def gone() -> bool:
+        with contextlib.suppress(MemcacheError):
+            return len(real_tier.ask(MetaClient.cluster_status).roles()) == 2
+        return False
+
+    wait_until(gone, 8.0, "the MetaService has let go of it")
+    print(f"\nlet go of after {time.monotonic() - killed:.2f} s")
+    time.sleep(1.0)
+    load = full.stop_load(timeout_seconds=70.0)
+    assert (load["stuck"], load.get("gets_wrong", 0)) == (0, 0)
+    assert load["longest_seconds"] <= LONGEST_CALL_SECONDS
+    assert full.put("after", size=SIZE) == 0
+    assert full.get_into("after", size=SIZE) == "ok"
+    assert front.status()["backend"]["deaths"] == 0
 
 
 def test_counters_are_right(real_tier: RealTier, endpoint: Callable[..., Endpoint]) -> None:

@@ -206,6 +206,16 @@ async def test_a_record_of_another_boot_is_an_ended_run(shims: ShimBackend, tmp_
         assert (await shims.start(unit(SLEEPER))).running
 
 
+async def test_a_failure_of_another_boot_is_forgotten(shims: ShimBackend, tmp_path: Path) -> None:
+    directory = tmp_path / "run" / "units" / "kvtier-engine-a"
+    await shims.start(unit("raise SystemExit(77)"))
+    await wait_ended(shims, "kvtier-engine-a")
+    assert [found.exit.code for found in await shims.list() if found.exit] == [77]
+    shim_record.write_record(str(directory), record_of(tmp_path) | {"boot_id": "another boot"})
+    assert await shims.list() == []
+    assert not directory.exists()
+
+
 async def test_a_reused_pid_is_not_mistaken(shims: ShimBackend, tmp_path: Path) -> None:
     directory = tmp_path / "run" / "units" / "kvtier-engine-a"
     await shims.start(unit("pass"))

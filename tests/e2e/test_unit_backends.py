@@ -38,6 +38,8 @@ from kvtierd.errors import UnitError
 from kvtierd.plan.model import LogProbe, Readiness, Resources, UnitSpec
 from kvtierd.units import procfs
 from kvtierd.units.backend import UnitBackend, UnitProcess
+from kvtierd.units.guard import EXIT_NO_LEASE
+from kvtierd.units.guard_file import now_seconds, write_deadline
 
 only_in_guest = pytest.mark.skipif(
     not IN_GUEST, reason="needs a systemd as process 1: make test-systemd boots one"
@@ -522,3 +524,88 @@ async def test_an_end_without_a_daemon_is_known_later(
     ended = await wait_ended(make_backend(), "kvtier-engine-a")
     assert ended.exit is not None
     assert (ended.exit.code, ended.exit.requested) == (9, False)
+
+
+# --- the guard of the lease ---
+
+KILL_MARGIN_SECONDS = 1.0
+
+
+async def wait_killed_at(pid: int, until_seconds: float) -> None:
+    """The process is gone between the deadline and the margin behind it."""
+    while is_alive(pid):
+        assert now_seconds() < until_seconds + 10, "it lives on"
+        await asyncio.sleep(0.01)
+    assert -0.05 <= now_seconds() - until_seconds < KILL_MARGIN_SECONDS
+
+
+@pytest.mark.parametrize("daemon_is", ["healthy", "frozen", "gone"])
+async def test_a_guarded_unit_dies_with_its_lease_whatever_the_daemon_is(
+    make_backend: Factory, kind: str, tmp_path: Path, daemon_is: str
+) -> None:
+    file = str(tmp_path / "lease")
+    write_deadline(file, now_seconds() + 60)
+    spec = unit(STUBBORN_TREE.replace("LAST", "time.sleep(300)"), guard_file=file)
+    with daemon_with(kind, tmp_path, spec) as (daemon, pids):
+        until = now_seconds() + 2
+        write_deadline(file, until)
+        if daemon_is == "frozen":
+            daemon.send_signal(signal.SIGSTOP)
+        elif daemon_is == "gone":
+            os.killpg(daemon.pid, signal.SIGKILL)
+            daemon.wait()
+        await asyncio.sleep(0.5)
+        assert is_alive(pids[0])
+        await wait_killed_at(pids[0], until)
+    ended = await wait_ended(make_backend(), "kvtier-engine-a")
+    assert ended.exit is not None
+    assert ended.exit.signal == signal.SIGKILL
+
+
+async def test_a_guarded_unit_lives_as_long_as_its_lease_is_extended(
+    backend: UnitBackend, tmp_path: Path
+) -> None:
+    file = str(tmp_path / "lease")
+    spec = unit(SLEEPER, guard_file=file)
+    with pytest.raises(UnitError):  # without a lease it is not started, or ends at once
+        ended = await backend.start(spec)
+        ended = await wait_ended(backend, spec.id)
+        assert ended.exit is not None
+        assert ended.exit.code == EXIT_NO_LEASE
+        raise UnitError("it ended at once")
+    until = now_seconds() + 2
+    write_deadline(file, until)
+    process = await backend.start(spec)
+    for _ in range(4):
+        await asyncio.sleep(0.8)
+        until = now_seconds() + 2
+        write_deadline(file, until)
+    assert is_alive(process.pid)
+    os.kill(process.pid, signal.SIGSTOP)  # frozen: it could not end by itself
+    await wait_killed_at(process.pid, until)
+
+
+async def test_a_guarded_unit_has_no_lease_of_an_earlier_boot(backend: UnitBackend, tmp_path: Path) -> None:
+    file = tmp_path / "lease"
+    file.write_text(f"00000000-0000-0000-0000-000000000000 {now_seconds() + 60}\n")
+    spec = unit(SLEEPER, guard_file=str(file))
+    with pytest.raises(UnitError):
+        await backend.start(spec)
+        await wait_ended(backend, spec.id)
+        raise UnitError("it ended at once")
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+async def test_losing_the_guard_itself_costs_the_unit_its_life_under_systemd(
+    backend: UnitBackend, tmp_path: Path, how: signal.Signals
+) -> None:
+    if backend.name != "systemd":
+        pytest.skip("under a shim the shim is the guard; a killed one is replaced by the daemon")
+    file = str(tmp_path / "lease")
+    until = now_seconds() + 3
+    write_deadline(file, until)
+    process = await backend.start(unit(SLEEPER, guard_file=file))
+    await wait_lines(backend, process.unit_id, 1)  # then the guard is there
+    (guard,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    os.kill(int(guard), how)
+    await wait_killed_at(process.pid, until)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,6 +17,9 @@ SUITE = "bookworm"
 # What a host has anyway; systemd for sysusers and systemctl, which work without a running one.
 PACKAGES = f"python3,python3.{sys.version_info.minor},systemd,passwd,procps,python3-pip,libcap2-bin"
 IMAGE_VERSION = 1  # one more when PACKAGES change
+# An image for containers: no systemd, and what docker mounts into it (its init).
+CONTAINER_PACKAGES = f"python3,python3.{sys.version_info.minor},passwd,tini"
+CONTAINER_IMAGE = f"container-{SUITE}-1"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 # Docker's default set of capabilities.
 CONTAINER_CAPABILITIES = (
@@ -41,6 +45,15 @@ exec chroot . "$@"
 """
 
 
+def commands(mark: str) -> list[str]:
+    """What root types in one example of docs/install.md: the one behind the comment with this mark."""
+    text = (ROOT / "docs/install.md").read_text()
+    block = re.search(rf"<!-- tested: {mark} -->\n```console\n(.*?)```", text, re.DOTALL)
+    assert block is not None, mark
+    lines = block[1].replace("\\\n", " ").splitlines()
+    return [line[2:] for line in lines if line.startswith("# ")]
+
+
 class CannotHaveError(Exception):
     """Why there can be no such Debian here; tests are skipped with it."""
 
@@ -55,8 +68,8 @@ def build_packages(out: Path, *arguments: str) -> list[Path]:
     return sorted(out.iterdir())
 
 
-def debian_image() -> Path:
-    """The archive, made once and kept in the user's cache directory.
+def debian_image(name: str = f"{SUITE}-{IMAGE_VERSION}", packages: str = PACKAGES) -> Path:
+    """The archive, made once and kept in the user's cache directory. A name stands for one choice of packages.
 
     Raises:
         CannotHaveError: a tool is missing, or no package archive can be reached.
@@ -70,11 +83,11 @@ def debian_image() -> Path:
     for tool in ("mmdebstrap", "unshare", "pivot_root"):
         if shutil.which(tool) is None:
             raise CannotHaveError(f"{tool} is missing: apt-get install mmdebstrap util-linux")
-    path = Path(platformdirs.user_cache_dir("kvtierd")) / "packaging" / f"{SUITE}-{IMAGE_VERSION}.tar"
+    path = Path(platformdirs.user_cache_dir("kvtierd")) / "packaging" / f"{name}.tar"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         part = path.with_suffix(f".{os.getpid()}.tar")
-        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={PACKAGES}", SUITE, str(part)]
+        command = ["mmdebstrap", "--quiet", "--variant=minbase", f"--include={packages}", SUITE, str(part)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             part.unlink(missing_ok=True)

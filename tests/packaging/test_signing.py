@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -60,6 +62,50 @@ def test_a_signed_deb_says_who_made_it(tmp_path: Path, home: Path) -> None:
     signed.write_bytes(signed.read_bytes() + b"x")
     with pytest.raises(AssertionError, match="BAD signature"):
         run("gpg", "--verify", str(tmp_path / "_gpgorigin"), str(signed), home=home)
+
+
+def test_debsig_verify_is_content_with_the_documented_policy(tmp_path: Path, home: Path) -> None:
+    if not shutil.which("debsig-verify"):
+        pytest.skip("debsig-verify is missing: apt-get install debsig-verify")
+    listed = run("gpg", "--list-keys", "--with-colons", home=home)
+    key_id = next(line.split(":")[4] for line in listed.splitlines() if line.startswith("pub"))
+    policy = re.search(r"```xml\n(.*?)```", (ROOT / "docs/install.md").read_text(), re.DOTALL)
+    assert policy is not None
+    for path, content in (
+        (f"etc/debsig/policies/{key_id}/kvtierd.pol", policy[1].replace("KEYID", key_id).encode()),
+        (f"usr/share/debsig/keyrings/{key_id}/kvtierd.gpg", subprocess.check_output(
+            ["gpg", "--export", key_id], env={**os.environ, "GNUPGHOME": str(home)})),
+    ):  # fmt: skip
+        (tmp_path / path).parent.mkdir(parents=True)
+        (tmp_path / path).write_bytes(content)
+    check = ("debsig-verify", "--verbose", "--root", str(tmp_path))
+    assert "Verified package" in run(*check, str(build(tmp_path, "deb", key=tmp_path / "key.asc")))
+    with pytest.raises(AssertionError, match=r"no origin signature|Origin Signature check failed"):
+        run(*check, str(build(tmp_path, "deb", key=None)))
+
+
+def test_a_passphrase_is_taken_from_the_environment(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("gpg", "--batch", "--passphrase", "open sesame", "--pinentry-mode", "loopback", "--quick-gen-key",
+        "Locked <locked@example.org>", "rsa3072", "sign", "never", home=home)  # fmt: skip
+    exported = run("gpg", "--batch", "--passphrase", "open sesame", "--pinentry-mode", "loopback",
+                   "--export-secret-keys", "--armor", "locked@example.org", home=home)  # fmt: skip
+    (tmp_path / "locked.asc").write_text(exported)
+    monkeypatch.setenv("NFPM_PASSPHRASE", "open sesame")
+    assert b"_gpgorigin" in build(tmp_path, "deb", key=tmp_path / "locked.asc").read_bytes()
+    monkeypatch.setenv("NFPM_PASSPHRASE", "wrong")
+    with pytest.raises(subprocess.CalledProcessError):
+        build(tmp_path, "deb", key=tmp_path / "locked.asc")
+
+
+def test_the_documented_command_reaches_the_build() -> None:
+    text = (ROOT / "docs/install.md").read_text()
+    (command,) = re.findall(r"(?m)^\$ (make packages PACKAGES_ARGS=.*)$", text)
+    done = subprocess.run(
+        [*shlex.split(command), "--dry-run"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1].endswith("packaging/build.py --sign-with key.asc")
 
 
 def test_a_signed_rpm_says_who_made_it(tmp_path: Path, home: Path) -> None:

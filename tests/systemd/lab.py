@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import platformdirs
@@ -27,10 +27,14 @@ PACKAGES = (
     "systemd,systemd-sysv,dbus,iproute2,procps,init-system-helpers,adduser,python3-minimal,libpython3-stdlib"
 )
 IMAGE_VERSION = 1  # one more when PACKAGES change
+# For tests of the packages: all of Python, as the .deb asks for it; rpm and dnf, which only know what they installed.
+INSTALLING = ("installing", "python3,rpm,dnf")
 BOOT_SECONDS = 60.0
 OFF_SECONDS = 20.0
 # Run inside: hugepages of the host's kernel can be written from then on. Whoever does it puts their number back.
+# systemd-nspawn shows a boot id of its own, which a service with a fresh /proc does not see; with one kernel, one id.
 OPEN_HUGEPAGES = """
+while umount /proc/sys/kernel/random/boot_id 2>/dev/null; do :; done
 mkdir -p /run/open-sys
 mount -t sysfs sysfs /run/open-sys
 mount -o remount,rw /run/open-sys
@@ -59,8 +63,11 @@ def suite() -> str:
     return release.get("VERSION_CODENAME", "bookworm") if release.get("ID") == "debian" else "bookworm"
 
 
-def image() -> Path:
+def image(extra: tuple[str, str] | None = None) -> Path:
     """The guest's root file system, a directory that nobody writes to; made when there is none.
+
+    Args:
+        extra: A name and the further packages that it stands for.
 
     Raises:
         CannotBootError: a tool is missing, or no package archive can be reached.
@@ -71,13 +78,16 @@ def image() -> Path:
         if shutil.which(tool) is None:
             raise CannotBootError(f"{tool} is missing: apt-get install {package}")
     name = f"guest-{suite()}-{platform.machine()}-{IMAGE_VERSION}"
+    packages = PACKAGES
+    if extra is not None:
+        name, packages = f"{name}-{extra[0]}", f"{packages},{extra[1]}"
     cached = platformdirs.user_cache_path("kvtierd") / "systemd" / name
     if cached.exists():
         return cached
     cached.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cached.parent, prefix="unfinished-") as unfinished:
         made = subprocess.run(
-            ["mmdebstrap", "--variant=minbase", f"--include={PACKAGES}", suite(), f"{unfinished}/root.tar"],
+            ["mmdebstrap", "--variant=minbase", f"--include={packages}", suite(), f"{unfinished}/root.tar"],
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if made.returncode:
@@ -107,14 +117,18 @@ class Guest:
         name: Of the machine and of its control group.
         directory: An empty directory for what it shares with the tests.
         cgroup: ``v2``, or ``v1`` for the hybrid layout of older distributions.
+        extra: See ``image``.
     """
 
-    def __init__(self, name: str, directory: Path, cgroup: str = "v2") -> None:
+    def __init__(
+        self, name: str, directory: Path, cgroup: str = "v2", extra: tuple[str, str] | None = None
+    ) -> None:
         self.name = name
         self.shared = directory / "shared"  # /mnt in the guest, writable
         self._written = directory / "written"
         self._console = directory / "console"
         self._cgroup_version = cgroup
+        self._extra = extra
         self._nspawn: subprocess.Popen[bytes] | None = None
         self._leader = 0
         self._groups: list[Path] = []
@@ -132,7 +146,7 @@ class Guest:
         mount = 'mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/upper,workdir=$2/work" "$2/root"'
         overlay = f'{mount} && shift 2 && exec "$@"'
         argv = [
-            "unshare", "--mount", "--propagation=slave", "--", "/bin/sh", "-c", overlay, "overlay", str(image()),
+            "unshare", "--mount", "--propagation=slave", "--", "/bin/sh", "-c", overlay, "overlay", str(image(self._extra)),
             str(self._written),
             "systemd-nspawn", "--quiet", f"--directory={self._written}/root", f"--machine={self.name}", "--boot",
             "--capability=all", "--private-network", "--resolv-conf=off", "--timezone=off", "--link-journal=no",
@@ -188,9 +202,14 @@ class Guest:
             raise AssertionError(f"{command}: exit {done.returncode}\n{done.stdout}\n{done.stderr}")
         return done
 
-    def reboot(self) -> None:
+    def written(self, path: str) -> Path:
+        """Where the host has what the guest wrote to this path."""
+        return self._written / "upper" / path.lstrip("/")
+
+    def reboot(self, while_off: Callable[[], object] = lambda: None) -> None:
         """Powers it off and boots it again, with everything that was written. Raises ``CannotBootError``."""
         self.stop()
+        while_off()
         self._leader = 0
         self.start()
 
@@ -212,10 +231,10 @@ class Guest:
 
 
 @contextlib.contextmanager
-def booted(name: str, cgroup: str = "v2") -> Iterator[Guest]:
+def booted(name: str, cgroup: str = "v2", extra: tuple[str, str] | None = None) -> Iterator[Guest]:
     """A guest for the time of the block. Raises ``CannotBootError``."""
     directory = Path(tempfile.mkdtemp(prefix=f"kvtierd-guest-{name}-"))
-    guest = Guest(f"{name}-{os.getpid()}", directory, cgroup)
+    guest = Guest(f"{name}-{os.getpid()}", directory, cgroup, extra)
     try:
         guest.start()
         yield guest

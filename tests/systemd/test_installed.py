@@ -1,47 +1,27 @@
 """The packages under a real systemd: installed, started, killed, hung, upgraded, downgraded, removed, purged.
 
 Through all of it one client streams completions; none may fail, and MetaService, pool holder and engine keep their
-processes. Packages are built here, unless KVTIERD_TEST_DIST and KVTIERD_TEST_DIST_NEXT name directories with this version's
-and a higher one's.
+processes. It is installed and started by the commands in README.md, word for word.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from lab import ROOT, CannotBootError, Guest, booted
-
-from kvtierd.assembly import cache_directory
+from debian import commands
+from installed import DEB_ARCH, PAGES, Host, debs
+from lab import INSTALLING, ROOT, CannotBootError, Guest, booted
+from packages import NEXT_VERSION, OTHER_SETTINGS, with_other_settings
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
-PACKAGES = ("kvtierd_", "kvtierd-plugin-refengine_")
-NEXT_VERSION = "99.0.0"
-SETTINGS = """
-[node]
-series = "emulated"
-[pool]
-dram = "128MiB"
-host_reserve = "1GiB"
-[[engine]]
-name = "ref"
-plugin = "refengine"
-model = "refengine"
-port = 8113
-args = { preset = "tiny" }
-"""
 # Asks again and again until a file appears, and writes down how many answers there were and what failed.
 CLIENT = """
     import json, pathlib, sys, time
@@ -61,124 +41,45 @@ CLIENT = """
 """
 
 
-def build(out: Path, *arguments: str) -> Path:
-    architecture = {"x86_64": "x86_64", "aarch64": "aarch64"}[os.uname().machine]
-    subprocess.run(
-        [sys.executable, str(ROOT / "packaging/build.py"), "--out", str(out), "--form", "deb", "--arch", architecture,
-         *arguments],
-        check=True, timeout=900, capture_output=True,
-    )  # fmt: skip
-    return out
-
-
-@pytest.fixture(scope="module")
-def dists(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Directories with this version's packages and with a higher one's."""
-    named, following = os.environ.get("KVTIERD_TEST_DIST"), os.environ.get("KVTIERD_TEST_DIST_NEXT")
-    this = Path(named) if named else build(tmp_path_factory.mktemp("dist"))
-    higher = Path(following) if following else build(
-        tmp_path_factory.mktemp("next"), "--package-version", NEXT_VERSION
-    )  # fmt: skip
-    return this, higher
-
-
-def debs(directory: Path) -> list[Path]:
-    machine = {"x86_64": "amd64", "aarch64": "arm64"}[os.uname().machine]
-    return [next(directory.glob(f"{name}*_{machine}.deb")) for name in PACKAGES]
+def readme() -> list[str]:
+    """What README.md tells root to type, for this machine's architecture."""
+    lines = commands("install")  # README.md has the same: tests/unit/packaging/test_docs.py
+    return [line.replace("_amd64", f"_{DEB_ARCH[os.uname().machine]}") for line in lines]
 
 
 @pytest.fixture(scope="module", params=["v2", "v1"])
 def guest(request: pytest.FixtureRequest) -> Iterator[Guest]:
     """``v1``: the hybrid control groups of older distributions."""
     try:
-        with booted("installed", request.param) as running:
+        with booted("installed", request.param, INSTALLING) as running:
             yield running
     except CannotBootError as error:
         pytest.skip(f"no systemd can be booted here: {error}")
 
 
-class Host:
-    """The guest with kvtierd on it."""
-
-    def __init__(self, guest: Guest, dists: tuple[Path, Path]) -> None:
-        self.guest = guest
-        self._versions: dict[str, list[str]] = {}
-        for name, directory in zip(("this", "next"), dists, strict=True):
-            target = guest.shared / name
-            target.mkdir()
-            self._versions[name] = [
-                f"/mnt/{name}/{Path(shutil.copy(deb, target)).name}" for deb in debs(directory)
-            ]
-
-    def run(self, *command: str, check: bool = True, timeout: float = 120.0) -> str:
-        done = self.guest.run(*command, check=check, timeout=timeout)
-        return done.stdout + done.stderr
-
-    def install(self, version: str) -> None:
-        # The guest has Debian's python3.11 in parts; what kvtierd needs of it is there.
-        self.run("dpkg", "--force-depends", "--force-confold", "--install", *self._versions[version])
-
-    def status(self) -> dict[str, Any]:
-        done = self.guest.run("kvtierctl", "status", "--json", check=False)
-        try:
-            found: dict[str, Any] = json.loads(done.stdout)
-        except ValueError:
-            found = {}
-        return found if "units" in found else {"units": [], "said": done.stdout + done.stderr}
-
-    def pids(self) -> dict[str, int]:
-        """Of MetaService, pool holder, endpoint and engine, once all of them are ready and nothing is wrong."""
-        deadline = time.monotonic() + 90
-        while True:
-            status = self.status()
-            units = status["units"]
-            if units and all(u["state"] == "ready" for u in units) and not status["problems"]:
-                return {u["id"]: u["pid"] for u in units}
-            assert time.monotonic() < deadline, (
-                status,
-                self.run("journalctl", "-u", "kvtierd", "-n", "40", check=False),
-            )
-            time.sleep(0.3)
-
-    def daemon_pid(self) -> int:
-        return int(self.run("systemctl", "show", "-P", "MainPID", "kvtierd").strip() or 0)
-
-    def until_another_daemon(self, old: int, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while self.daemon_pid() in {0, old}:
-            assert time.monotonic() < deadline, self.run("systemctl", "status", "kvtierd", check=False)
-            time.sleep(0.2)
-
-
 @pytest.fixture(scope="module")
 def host(guest: Guest, dists: tuple[Path, Path]) -> Host:
     made = Host(guest, dists)
-    prepare(made)
+    # `make packages` makes them for all architectures: the command must not take those of another.
+    for name in ("kvtierd_0-1_amd64.deb", "kvtierd_0-1_arm64.deb"):
+        if not name.endswith(f"{DEB_ARCH[os.uname().machine]}.deb"):
+            (guest.shared / "this/dist" / name).touch()
+    made.type(list(itertools.takewhile(lambda line: "systemctl" not in line, readme())))
+    made.allow_emulation()
+    made.stand_in_for_hugepages()
     return made
-
-
-def prepare(made: Host) -> None:
-    """Installs this version, with what emulation needs."""
-    made.install("this")
-    # There is no C compiler in the guest: the emulated driver is the one made outside.
-    made.run("mkdir", "-p", "/var/cache/kvtierd", "/etc/systemd/system/kvtierd.service.d")
-    made.run("cp", "-a", str(cache_directory()), "/var/cache/kvtierd/")
-    made.run(
-        "cp", "/usr/share/doc/kvtierd/examples/kvtierd.service.d/emulation.conf",
-        "/etc/systemd/system/kvtierd.service.d/",
-    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def started(host: Host) -> dict[str, int]:
-    """Started as the install page says; the processes of the units."""
+    """Started as README.md says; the processes of the units."""
     assert host.run("systemctl", "is-enabled", "kvtierd", check=False).strip() == "disabled", (
         "nothing starts by itself"
     )
-    (host.guest.shared / "kvtierd.toml").write_text(SETTINGS)
-    host.run("cp", "/mnt/kvtierd.toml", "/etc/kvtierd/kvtierd.toml")
-    host.run("systemctl", "daemon-reload")
-    host.run("systemctl", "start", "kvtierd")
+    last = list(itertools.dropwhile(lambda line: "systemctl" not in line, readme()))
+    said = host.type(last, check=False)  # the status of a node that is still starting is not 0
+    assert "(systemd)" in said, "the last command shows the status"
+    assert "wants/kvtierd.service" in said, "enabled"
     return host.pids()
 
 
@@ -198,6 +99,14 @@ def answered(host: Host) -> tuple[int, list[str], float]:
     return answers, failures, longest
 
 
+def test_the_packages_that_the_readme_installs_are_those_that_are_built_here() -> None:
+    assert "$ make packages\n# cd dist\n" in (ROOT / "README.md").read_text()
+    done = subprocess.run(
+        ["make", "--dry-run", "packages"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1].split() == [".venv/bin/python", "packaging/build.py"]
+
+
 def test_it_starts_in_order_and_status_tells(host: Host, started: dict[str, int]) -> None:
     assert {name.split("-")[1] for name in started} == {"endpoint", "meta", "pool", "engine"}
     status = host.status()
@@ -212,6 +121,7 @@ def test_it_starts_in_order_and_status_tells(host: Host, started: dict[str, int]
 
 
 def test_hugepages_and_the_sandbox_leave_no_complaint(host: Host, started: dict[str, int]) -> None:
+    assert host.hugepages() == PAGES
     said = host.run("journalctl", "-q", "-u", "kvtierd", "-u", "kvtierd-hugepages")
     assert "EPERM" not in said
     assert "Permission denied" not in said
@@ -259,7 +169,49 @@ def test_an_upgrade_and_a_downgrade_leave_units_and_settings(
         installed = host.run("dpkg-query", "-W", "-f", "${Version}", "kvtierd")
         assert (shown is None) != installed.startswith(NEXT_VERSION)
         assert 'preset = "tiny"' in host.run("cat", "/etc/kvtierd/kvtierd.toml")
-        assert host.run("systemctl", "is-enabled", "kvtierd", check=False).strip() == "disabled"
+        assert host.enabled() == "enabled"
+
+
+def test_an_edited_settings_file_is_kept_and_the_new_one_is_put_beside_it(
+    host: Host, dists: tuple[Path, Path], started: dict[str, int], client: None
+) -> None:
+    other = with_other_settings(debs(dists[0])[0], host.guest.shared / "other", "deb")
+    old = host.daemon_pid()
+    host.run("dpkg", "--force-confold", "--install", f"/mnt/other/{other.name}")
+    host.until_another_daemon(old, 60)
+    assert host.pids() == started
+    assert 'preset = "tiny"' in host.run("cat", "/etc/kvtierd/kvtierd.toml")
+    assert OTHER_SETTINGS in host.run("cat", "/etc/kvtierd/kvtierd.toml.dpkg-dist")
+    old = host.daemon_pid()
+    host.install("this")
+    host.until_another_daemon(old, 60)
+    assert host.pids() == started
+
+
+def test_a_disabled_and_a_masked_service_stay_so(host: Host, started: dict[str, int], client: None) -> None:
+    host.run("systemctl", "disable", "kvtierd")
+    old = host.daemon_pid()
+    host.install("next")
+    host.until_another_daemon(old, 60)
+    assert host.enabled() == "disabled"
+    host.run("systemctl", "mask", "kvtierd")
+    host.install("this")  # it cannot be restarted now, and that is no reason to fail
+    assert host.enabled() == "masked"
+    host.run("systemctl", "unmask", "kvtierd")
+    host.run("systemctl", "restart", "kvtierd")
+    assert host.pids() == started
+
+
+def test_a_service_that_does_not_run_is_not_started_by_an_upgrade(
+    host: Host, started: dict[str, int], client: None
+) -> None:
+    host.run("systemctl", "stop", "kvtierd")
+    host.run("systemctl", "enable", "kvtierd")
+    host.install("this")
+    assert host.run("systemctl", "is-active", "kvtierd", check=False).strip() == "inactive"
+    assert host.enabled() == "enabled"
+    host.run("systemctl", "start", "kvtierd")
+    assert host.pids() == started
 
 
 def test_no_request_failed_in_all_this(host: Host, client: None) -> None:
@@ -277,11 +229,12 @@ def test_a_stop_of_the_daemon_leaves_its_units(host: Host, started: dict[str, in
 
 
 def test_removal_stops_everything_and_a_purge_leaves_nothing(host: Host, started: dict[str, int]) -> None:
-    names = ("kvtierd-plugin-refengine", "kvtierd")
+    names = ("kvtierd-plugin-refengine", "kvtierd-plugin-vllm", "kvtierd")
     host.run("dpkg", "--remove", *names)
     for pid in started.values():
         assert host.guest.run("test", "-d", f"/proc/{pid}", check=False).returncode != 0
     assert host.guest.run("test", "-e", "/etc/kvtierd/kvtierd.toml", check=False).returncode == 0
+    assert host.hugepages() == 0
     host.run("dpkg", "--purge", *names)
     for path in ("/etc/kvtierd", "/var/lib/kvtierd", "/var/log/kvtierd", "/usr/lib/kvtierd"):
         assert host.guest.run("test", "-e", path, check=False).returncode != 0, path

@@ -7,6 +7,104 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class PeersRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("name", "address", "voter", "witness", "this_node", "role", "epoch", "last_contact_seconds", "version", "memcache_version", "clock_offset_seconds", "settings_digest", "differences", "problem", "uptime_seconds")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    VOTER_FIELD_NUMBER: _ClassVar[int]
+    WITNESS_FIELD_NUMBER: _ClassVar[int]
+    THIS_NODE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    LAST_CONTACT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MEMCACHE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    CLOCK_OFFSET_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DIFFERENCES_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    address: str
+    voter: bool
+    witness: bool
+    this_node: bool
+    role: str
+    epoch: int
+    last_contact_seconds: float
+    version: str
+    memcache_version: str
+    clock_offset_seconds: float
+    settings_digest: str
+    differences: _containers.RepeatedScalarFieldContainer[str]
+    problem: str
+    uptime_seconds: float
+    def __init__(self, name: _Optional[str] = ..., address: _Optional[str] = ..., voter: _Optional[bool] = ..., witness: _Optional[bool] = ..., this_node: _Optional[bool] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., last_contact_seconds: _Optional[float] = ..., version: _Optional[str] = ..., memcache_version: _Optional[str] = ..., clock_offset_seconds: _Optional[float] = ..., settings_digest: _Optional[str] = ..., differences: _Optional[_Iterable[str]] = ..., problem: _Optional[str] = ..., uptime_seconds: _Optional[float] = ...) -> None: ...
+
+class PeersReply(_message.Message):
+    __slots__ = ("cluster", "mode", "role", "epoch", "master", "since", "why", "view_age_seconds", "lease_left_seconds", "paused", "peers", "problems")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MASTER_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    VIEW_AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    LEASE_LEFT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    mode: str
+    role: str
+    epoch: int
+    master: str
+    since: float
+    why: str
+    view_age_seconds: float
+    lease_left_seconds: float
+    paused: bool
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, cluster: _Optional[str] = ..., mode: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., since: _Optional[float] = ..., why: _Optional[str] = ..., view_age_seconds: _Optional[float] = ..., lease_left_seconds: _Optional[float] = ..., paused: _Optional[bool] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class SwitchoverRequest(_message.Message):
+    __slots__ = ("node", "wait_seconds")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    WAIT_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    wait_seconds: float
+    def __init__(self, node: _Optional[str] = ..., wait_seconds: _Optional[float] = ...) -> None: ...
+
+class SwitchoverReply(_message.Message):
+    __slots__ = ("epoch", "seconds", "note")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    seconds: float
+    note: str
+    def __init__(self, epoch: _Optional[int] = ..., seconds: _Optional[float] = ..., note: _Optional[str] = ...) -> None: ...
+
+class PromoteRequest(_message.Message):
+    __slots__ = ("force",)
+    FORCE_FIELD_NUMBER: _ClassVar[int]
+    force: bool
+    def __init__(self, force: _Optional[bool] = ...) -> None: ...
+
+class PauseRequest(_message.Message):
+    __slots__ = ("on", "reason")
+    ON_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    on: bool
+    reason: str
+    def __init__(self, on: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -98,7 +196,7 @@ class Hugepages(_message.Message):
     def __init__(self, page_size_bytes: _Optional[int] = ..., asked_pages: _Optional[int] = ..., got_pages: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("node", "series", "emulated", "epoch", "master", "backend", "version", "memcache_version", "tier_state", "tier_reasons", "tiers", "units", "clients", "hugepages", "problems", "endpoint_mode", "started", "at")
+    __slots__ = ("node", "series", "emulated", "epoch", "master", "backend", "version", "memcache_version", "tier_state", "tier_reasons", "tiers", "units", "clients", "hugepages", "problems", "endpoint_mode", "started", "at", "role", "master_why", "view_age_seconds", "paused")
     NODE_FIELD_NUMBER: _ClassVar[int]
     SERIES_FIELD_NUMBER: _ClassVar[int]
     EMULATED_FIELD_NUMBER: _ClassVar[int]
@@ -117,6 +215,10 @@ class StatusReply(_message.Message):
     ENDPOINT_MODE_FIELD_NUMBER: _ClassVar[int]
     STARTED_FIELD_NUMBER: _ClassVar[int]
     AT_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    MASTER_WHY_FIELD_NUMBER: _ClassVar[int]
+    VIEW_AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_FIELD_NUMBER: _ClassVar[int]
     node: str
     series: str
     emulated: bool
@@ -135,7 +237,11 @@ class StatusReply(_message.Message):
     endpoint_mode: str
     started: float
     at: float
-    def __init__(self, node: _Optional[str] = ..., series: _Optional[str] = ..., emulated: _Optional[bool] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., backend: _Optional[str] = ..., version: _Optional[str] = ..., memcache_version: _Optional[str] = ..., tier_state: _Optional[str] = ..., tier_reasons: _Optional[_Iterable[str]] = ..., tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., units: _Optional[_Iterable[_Union[Unit, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[EndpointClient, _Mapping]]] = ..., hugepages: _Optional[_Union[Hugepages, _Mapping]] = ..., problems: _Optional[_Iterable[str]] = ..., endpoint_mode: _Optional[str] = ..., started: _Optional[float] = ..., at: _Optional[float] = ...) -> None: ...
+    role: str
+    master_why: str
+    view_age_seconds: float
+    paused: bool
+    def __init__(self, node: _Optional[str] = ..., series: _Optional[str] = ..., emulated: _Optional[bool] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., backend: _Optional[str] = ..., version: _Optional[str] = ..., memcache_version: _Optional[str] = ..., tier_state: _Optional[str] = ..., tier_reasons: _Optional[_Iterable[str]] = ..., tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., units: _Optional[_Iterable[_Union[Unit, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[EndpointClient, _Mapping]]] = ..., hugepages: _Optional[_Union[Hugepages, _Mapping]] = ..., problems: _Optional[_Iterable[str]] = ..., endpoint_mode: _Optional[str] = ..., started: _Optional[float] = ..., at: _Optional[float] = ..., role: _Optional[str] = ..., master_why: _Optional[str] = ..., view_age_seconds: _Optional[float] = ..., paused: _Optional[bool] = ...) -> None: ...
 
 class GetPlanRequest(_message.Message):
     __slots__ = ()

@@ -79,6 +79,26 @@ class ControlStub:
                 request_serializer=kvtierd_dot_v1_dot_control__pb2.SwitchL3Request.SerializeToString,
                 response_deserializer=kvtierd_dot_v1_dot_control__pb2.SwitchL3Reply.FromString,
                 _registered_method=True)
+        self.Peers = channel.unary_unary(
+                '/kvtierd.v1.Control/Peers',
+                request_serializer=kvtierd_dot_v1_dot_control__pb2.PeersRequest.SerializeToString,
+                response_deserializer=kvtierd_dot_v1_dot_control__pb2.PeersReply.FromString,
+                _registered_method=True)
+        self.Switchover = channel.unary_unary(
+                '/kvtierd.v1.Control/Switchover',
+                request_serializer=kvtierd_dot_v1_dot_control__pb2.SwitchoverRequest.SerializeToString,
+                response_deserializer=kvtierd_dot_v1_dot_control__pb2.SwitchoverReply.FromString,
+                _registered_method=True)
+        self.Promote = channel.unary_unary(
+                '/kvtierd.v1.Control/Promote',
+                request_serializer=kvtierd_dot_v1_dot_control__pb2.PromoteRequest.SerializeToString,
+                response_deserializer=kvtierd_dot_v1_dot_control__pb2.PeersReply.FromString,
+                _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/kvtierd.v1.Control/Pause',
+                request_serializer=kvtierd_dot_v1_dot_control__pb2.PauseRequest.SerializeToString,
+                response_deserializer=kvtierd_dot_v1_dot_control__pb2.PeersReply.FromString,
+                _registered_method=True)
         self.Plugins = channel.unary_unary(
                 '/kvtierd.v1.Control/Plugins',
                 request_serializer=kvtierd_dot_v1_dot_control__pb2.PluginsRequest.SerializeToString,
@@ -155,6 +175,34 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Peers(self, request, context):
+        """The nodes of the cluster as this one sees them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Switchover(self, request, context):
+        """On the master: gives mastership to the named node, in order, keys kept.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Promote(self, request, context):
+        """Makes this node the master by an operator's word; only where nothing elects.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pause(self, request, context):
+        """Keeps this node from becoming the master, and from acting by itself, until it is resumed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Plugins(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -214,6 +262,26 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.SwitchL3,
                     request_deserializer=kvtierd_dot_v1_dot_control__pb2.SwitchL3Request.FromString,
                     response_serializer=kvtierd_dot_v1_dot_control__pb2.SwitchL3Reply.SerializeToString,
+            ),
+            'Peers': grpc.unary_unary_rpc_method_handler(
+                    servicer.Peers,
+                    request_deserializer=kvtierd_dot_v1_dot_control__pb2.PeersRequest.FromString,
+                    response_serializer=kvtierd_dot_v1_dot_control__pb2.PeersReply.SerializeToString,
+            ),
+            'Switchover': grpc.unary_unary_rpc_method_handler(
+                    servicer.Switchover,
+                    request_deserializer=kvtierd_dot_v1_dot_control__pb2.SwitchoverRequest.FromString,
+                    response_serializer=kvtierd_dot_v1_dot_control__pb2.SwitchoverReply.SerializeToString,
+            ),
+            'Promote': grpc.unary_unary_rpc_method_handler(
+                    servicer.Promote,
+                    request_deserializer=kvtierd_dot_v1_dot_control__pb2.PromoteRequest.FromString,
+                    response_serializer=kvtierd_dot_v1_dot_control__pb2.PeersReply.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=kvtierd_dot_v1_dot_control__pb2.PauseRequest.FromString,
+                    response_serializer=kvtierd_dot_v1_dot_control__pb2.PeersReply.SerializeToString,
             ),
             'Plugins': grpc.unary_unary_rpc_method_handler(
                     servicer.Plugins,
@@ -469,6 +537,114 @@ class Control:
             '/kvtierd.v1.Control/SwitchL3',
             kvtierd_dot_v1_dot_control__pb2.SwitchL3Request.SerializeToString,
             kvtierd_dot_v1_dot_control__pb2.SwitchL3Reply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Peers(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtierd.v1.Control/Peers',
+            kvtierd_dot_v1_dot_control__pb2.PeersRequest.SerializeToString,
+            kvtierd_dot_v1_dot_control__pb2.PeersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Switchover(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtierd.v1.Control/Switchover',
+            kvtierd_dot_v1_dot_control__pb2.SwitchoverRequest.SerializeToString,
+            kvtierd_dot_v1_dot_control__pb2.SwitchoverReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Promote(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtierd.v1.Control/Promote',
+            kvtierd_dot_v1_dot_control__pb2.PromoteRequest.SerializeToString,
+            kvtierd_dot_v1_dot_control__pb2.PeersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtierd.v1.Control/Pause',
+            kvtierd_dot_v1_dot_control__pb2.PauseRequest.SerializeToString,
+            kvtierd_dot_v1_dot_control__pb2.PeersReply.FromString,
             options,
             channel_credentials,
             insecure,

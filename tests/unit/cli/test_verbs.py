@@ -1,5 +1,6 @@
 """kvtierctl without a daemon: exact forms, exit codes, and what a stranger reads."""
 
+import io
 import json
 import time
 from pathlib import Path
@@ -310,3 +311,68 @@ def test_l3_detach_and_attach(run, monkeypatch):
     assert code == 1
     assert "wait longer" in err
     assert run("l3", "detach")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"role": "master", "master": "a", "epoch": 4}, "this node is the master, epoch 4"),
+        (
+            {"role": "follower", "master": "b", "epoch": 4, "view_age_seconds": 2.0},
+            "b is the master, epoch 4",
+        ),
+        (
+            {"role": "follower", "master": "b", "epoch": 4, "view_age_seconds": 90.0},
+            "last heard of 1m30s ago",
+        ),
+        (
+            {"role": "unknown", "master_why": "etcd does not answer"},
+            "no master is known: etcd does not answer",
+        ),
+        ({}, ""),
+    ],
+)
+def test_status_tells_the_node_s_part_in_its_cluster(fields, told):
+    from rich.console import Console
+
+    from kvtierd.cli.status import render
+    from kvtierd.control.v1 import control_pb2 as pb
+
+    console = Console(width=140, record=True, file=io.StringIO())
+    console.print(render(pb.StatusReply(node="a", version="0.1.0", backend="shim", **fields)))
+    text = console.export_text()
+    assert told in text
+    assert ("master" in text) == bool(fields)
+
+
+def test_peers_are_a_table_that_tells_the_truth(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    from kvtierd.cli.cluster import _show
+    from kvtierd.control.v1 import control_pb2 as pb
+
+    peers = [
+        pb.Peer(name="a", address="10.0.0.1", voter=True, this_node=True, role="master", epoch=4, version="0.1.0"),
+        pb.Peer(name="b", address="10.0.0.2", role="follower", last_contact_seconds=2.0, clock_offset_seconds=-0.5),
+        pb.Peer(name="w", address="10.0.0.3", voter=True, witness=True, problem="no route"),
+    ]  # fmt: skip
+    reply = pb.PeersReply(
+        cluster="prod", mode="lease", role="master", epoch=4, master="a", lease_left_seconds=4.25, paused=True, peers=peers,
+        problems=["w: no route"],
+    )  # fmt: skip
+    _show(reply, as_json=False)
+    told = capsys.readouterr().out
+    for text in ("cluster prod (mode lease)", "master a", "epoch 4", "lease ends in 4.2s", "PAUSED", "(observer)",
+                 "(witness)", "2.0s ago", "never", "-0.50s", "! w: no route"):  # fmt: skip
+        assert text in told, told
+    _show(reply, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["peers"][2]["last_contact_seconds"] is None
+    assert found["lease_left_seconds"] == 4.25
+
+
+def test_promote_without_force_says_what_it_would_mean(capsys):
+    from kvtierd.cli.cluster import promote
+    from kvtierd.errors import UsageError
+
+    with pytest.raises(UsageError, match="without asking the old one"):
+        promote()

@@ -251,3 +251,16 @@ def test_a_strangers_shared_memory_is_refused(tmp_path: Path, ascend_home: Path)
 
 def test_cleanup_of_nothing_is_fine(tmp_path: Path) -> None:
     cleanup(tmp_path / "never used")
+
+
+def test_roots_of_one_pool_share_memory_and_nothing_else(tmp_path):
+    owner, other = tmp_path / "owner", tmp_path / "other"
+    owner.mkdir()
+    other.mkdir()
+    (other / "memory-of").symlink_to(owner)
+    assert shm_dir_for(other) == shm_dir_for(owner)
+    shm_dir_for(owner).mkdir()
+    cleanup(other)
+    assert shm_dir_for(owner).exists(), "only its owner removes it"
+    cleanup(owner)
+    assert not shm_dir_for(owner).exists()

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvtierd.endpoint.config import Address, load_config, parse_config
+from kvtierd.endpoint.config import load_config, parse_config
+from kvtierd.endpoint.targets import Address, PeerTarget, Target
 from kvtierd.errors import EndpointError
 
 GOOD: dict[str, Any] = {
@@ -22,6 +23,8 @@ def test_a_minimal_file_and_its_defaults(tmp_path: Path) -> None:
     path.write_text(json.dumps(GOOD))
     config = load_config(path)
     assert config.listen.meta == Address("127.0.0.1", 5000)
+    assert isinstance(config.target, Target)
+    assert (config.peers, config.peer_listen, config.tls, config.insecure) == ((), None, None, False)
     assert config.target.config_store == Address("::1", 16000)
     assert str(config.target.config_store) == "[::1]:16000"
     assert config.purge_on_unclean
@@ -51,6 +54,58 @@ def test_a_minimal_file_and_its_defaults(tmp_path: Path) -> None:
 def test_what_is_wrong_is_named(change: dict[str, Any], named: str) -> None:
     with pytest.raises(EndpointError, match=named) as caught:
         parse_config(GOOD | change)
+    assert caught.value.stable_code == "endpoint.config"
+
+
+TLS = {"ca": "/c/ca.pem", "cert": "/c/cert.pem", "key": "/c/key.pem"}
+PEERS = [{"name": "node-a", "address": "10.0.0.1:5443"}, {"name": "node-b", "address": "[fd00::2]:5443"}]
+NODE = GOOD | {
+    "cluster": "prod",
+    "node": "node-b",
+    "peer_listen": "10.0.0.2:5443",
+    "peers": PEERS,
+    "tls": TLS,
+    "target": {"peer": "node-a"},
+}
+
+
+def test_a_node_of_a_cluster() -> None:
+    config = parse_config(NODE)
+    assert config.target == PeerTarget("node-a")
+    assert config.peer("node-a") == config.peers[0]
+    assert config.peer("node-b") is None  # itself
+    assert config.peers[1].address == Address("fd00::2", 5443)
+    assert parse_config(json.loads(json.dumps(config.as_dict()))) == config
+    assert parse_config(NODE | {"target": None}).target is None
+    assert parse_config(NODE | {"tls": None, "insecure": True}).insecure
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"tls": None}, "peers need tls"),
+        ({"insecure": True}, "exclude each other"),
+        ({"tls": {"ca": "/c/ca.pem"}}, "tls: expected"),
+        ({"tls": TLS | {"key": "key.pem"}}, "tls.key"),
+        ({"cluster": ""}, "cluster and node"),
+        ({"node": ""}, "cluster and node"),
+        ({"cluster": "prod.eu"}, "'prod.eu'"),
+        ({"node": "Node B"}, "'Node B'"),
+        ({"peers": PEERS + PEERS[:1]}, "two have the same name"),
+        ({"peers": [{"name": "node-a"}]}, "peers: expected"),
+        ({"peers": [{"name": "node-a", "address": "10.0.0.1"}]}, "peers.node-a.address"),
+        ({"peers": "node-a"}, "peers: expected a list"),
+        ({"peer_listen": 5443}, "peer_listen"),
+        ({"target": {"peer": "node-c"}}, "not among the peers"),
+        ({"target": {"peer": "node-b"}}, "this node itself"),
+        ({"target": {"meta": "127.0.0.1:1", "config_store": "10.0.0.2:5443"}}, "the endpoint itself"),
+        ({"hop_seconds": 0}, "hop_seconds"),
+        ({"max_peer_links": 0}, "max_peer_links"),
+    ],
+)
+def test_what_is_wrong_with_a_cluster_is_named(change: dict[str, Any], named: str) -> None:
+    with pytest.raises(EndpointError, match=named) as caught:
+        parse_config(NODE | change)
     assert caught.value.stable_code == "endpoint.config"
 
 

@@ -17,118 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from endpoint_lab import Client, FakeMeta, answer_of, exist
 
 from kvtierd.endpoint.control import EndpointControl
 from kvtierd.errors import EndpointError
 from kvtierd.memcache import framing
-from kvtierd.memcache.framing import FrameDecoder, Opcode
+from kvtierd.memcache.framing import Opcode
 from kvtierd.workload.demo import free_ports
-
-RANKED = framing.HANDSHAKE_MAGIC + bytes(12)
-
-
-def exist(sequence: int, key: str = "k") -> bytes:
-    body = struct.pack("<hhII", 0, Opcode.IS_EXIST, 0, len(key)) + key.encode()
-    return framing.encode_frame(Opcode.IS_EXIST, sequence, body)
-
-
-def answer_of(frame: framing.Frame) -> int:
-    return int(struct.unpack_from("<i", frame.raw, framing.HEADER_BYTES + 8)[0])
-
-
-class FakeMeta:
-    """Answers every lookup with a hit. ``frozen``: accepts and says nothing."""
-
-    def __init__(self, meta_port: int, store_port: int) -> None:
-        self.ports = meta_port, store_port
-        self.frozen = False
-        self.seen: list[int] = []
-        self.writers: set[asyncio.StreamWriter] = set()
-        self.servers: list[asyncio.Server] = []
-
-    async def start(self) -> None:
-        self.servers = [
-            await asyncio.start_server(self._meta, "127.0.0.1", self.ports[0]),
-            await asyncio.start_server(self._store, "127.0.0.1", self.ports[1]),
-        ]
-
-    def kill(self) -> None:
-        for server in self.servers:
-            server.close()
-        for writer in self.writers:
-            writer.transport.abort()
-        self.writers.clear()
-
-    async def _store(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.writers.add(writer)
-        while data := await self._read(reader):
-            writer.write(data.upper())
-        writer.close()
-
-    async def _read(self, reader: asyncio.StreamReader) -> bytes:
-        try:
-            return await reader.read(65536)
-        except OSError:
-            return b""
-
-    async def _meta(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.writers.add(writer)
-        if self.frozen:
-            await asyncio.sleep(30)
-        hello = await self._read(reader)
-        if not hello.startswith(framing.HANDSHAKE_MAGIC):
-            while hello:
-                writer.write(hello[::-1])
-                hello = await self._read(reader)
-            writer.close()
-            return
-        writer.write(framing.HANDSHAKE_ACCEPTED)
-        decoder, data = FrameDecoder(), hello[16:]
-        while data or (data := await self._read(reader)):
-            for frame in decoder.feed(data):
-                self.seen.append(frame.opcode)
-                if not self.frozen:
-                    writer.write(framing.error_answer(frame.opcode, frame.sequence, 1, 0))
-            data = b""
-        writer.close()
-
-
-class Client:
-    """A scripted client in this process: all of them are one identity to the endpoint."""
-
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.reader, self.writer, self.decoder = reader, writer, FrameDecoder()
-        self.frames: list[framing.Frame] = []
-
-    @classmethod
-    async def connect(cls, port: int, hello: bytes = RANKED) -> Client:
-        client = cls(*await asyncio.open_connection("127.0.0.1", port))
-        client.writer.write(hello)
-        return client
-
-    async def greeted(self, timeout_seconds: float = 5.0) -> bytes:
-        async with asyncio.timeout(timeout_seconds):
-            return await self.reader.readexactly(2)
-
-    async def ask(self, data: bytes, timeout_seconds: float = 5.0) -> framing.Frame:
-        self.writer.write(data)
-        return await self.frame(timeout_seconds)
-
-    async def frame(self, timeout_seconds: float = 5.0) -> framing.Frame:
-        async with asyncio.timeout(timeout_seconds):
-            while not self.frames:
-                data = await self.reader.read(65536)
-                if not data:
-                    raise EOFError
-                self.frames += self.decoder.feed(data)
-        return self.frames.pop(0)
-
-    async def ended(self, timeout_seconds: float = 5.0) -> None:
-        async with asyncio.timeout(timeout_seconds):
-            with contextlib.suppress(ConnectionError):
-                while await self.reader.read(65536):
-                    pass
-        self.writer.close()
 
 
 class Rig:
@@ -255,9 +150,14 @@ async def test_silence_is_noticed(rig: Rig) -> None:
     assert answer_of(await client.ask(exist(1))) == framing.RESULT_NOT_LINKED
     assert 0.3 < time.monotonic() - started < 0.8
     status = await rig.until(lambda s: not s["backend"]["reachable"])
-    assert status["mode"] == "serve"  # silent is not dead
+    assert (status["mode"], status["silent"]) == ("serve", 1)  # silent is not dead
+    assert answer_of(await client.ask(exist(2))) == framing.RESULT_NOT_FOUND  # at once
     rig.fake.frozen = False
-    await client.ended()
+    await rig.until(lambda s: s["backend"]["reachable"] and s["silent"] == 0)
+    assert answer_of(await client.ask(exist(3))) == 0  # on the same connection
+    status = await rig.control.status()
+    assert (status["survivors"], status["backend"]["deaths"]) == ({"expected": 1, "back": 1}, 0)
+    client.writer.close()
 
 
 async def test_quiesce_holds_then_serves(rig: Rig) -> None:
@@ -401,7 +301,9 @@ async def test_set_target_moves_new_connections(rig: Rig) -> None:
     other = FakeMeta(*free_ports(2))
     await other.start()
     try:
-        await rig.control.set_target(f"127.0.0.1:{other.ports[0]}", f"127.0.0.1:{other.ports[1]}")
+        await rig.control.set_target(
+            {"meta": f"127.0.0.1:{other.ports[0]}", "config_store": f"127.0.0.1:{other.ports[1]}"}
+        )
         await rig.until(lambda s: s["backend"]["reachable"] and s["backend"]["deaths"] == 0)
         client = await Client.connect(rig.meta)
         await client.greeted()
@@ -409,7 +311,7 @@ async def test_set_target_moves_new_connections(rig: Rig) -> None:
         assert (other.seen, rig.fake.seen) == ([Opcode.IS_EXIST], [])
         client.writer.close()
         with pytest.raises(EndpointError, match="the endpoint itself"):
-            await rig.control.set_target(f"127.0.0.1:{rig.meta}", "127.0.0.1:1")
+            await rig.control.set_target({"meta": f"127.0.0.1:{rig.meta}", "config_store": "127.0.0.1:1"})
     finally:
         other.kill()
 

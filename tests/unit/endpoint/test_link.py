@@ -91,13 +91,72 @@ def test_a_dead_server_gets_every_request_answered_and_the_client_stays() -> Non
     assert link.server_data(exist_answer(1), 1.4) == []  # a late answer must not confuse
 
 
-def test_a_silent_server_is_left_after_the_deadline() -> None:
+def silent_link() -> Link:
     link = make()
-    link.client_data(request(Opcode.IS_EXIST, 1), 10.0)
+    link.client_data(request(Opcode.IS_EXIST, 1) + request(Opcode.REGISTER, 2), 10.0)
     assert link.tick(10.99) == []
     actions = link.tick(11.01)
-    assert kinds(actions) == [DropServer, SendClient]
+    assert kinds(actions) == [SendClient]  # the connection stays
     assert answers(actions) == [(1, Opcode.IS_EXIST)]
+    assert link.silent
+    assert set(link.in_flight) == {(2, Opcode.REGISTER)}
+    return link
+
+
+def test_a_silent_server_makes_nobody_wait() -> None:
+    link = silent_link()
+    assert answers(link.client_data(request(Opcode.BATCH_IS_EXIST, 3), 12.0)) == [(3, Opcode.BATCH_IS_EXIST)]
+    update = request(Opcode.BATCH_UPDATE, 4)  # the server must not be left with half a write
+    actions = link.client_data(update, 12.0)
+    assert actions[0] == SendServer(update)
+    assert answers(actions) == [(4, Opcode.BATCH_UPDATE)]
+    assert link.client.counters.synthetic_answers == 3
+
+
+def test_a_server_that_speaks_again_is_used_again() -> None:
+    link = silent_link()
+    assert not link.passes_from_server(exist_answer(1))
+    assert link.server_data(exist_answer(1), 13.0) == []  # this one was answered by us
+    assert not link.silent
+    ask = request(Opcode.IS_EXIST, 3)
+    assert link.client_data(ask, 13.1) == [SendServer(ask)]
+    assert answers(link.server_data(exist_answer(3), 13.2)) == [(3, Opcode.IS_EXIST)]
+    assert link.tick(13.9) == []
+    assert link.client.counters.synthetic_answers == 1
+
+
+def test_a_silent_server_that_closes_is_a_dead_one() -> None:
+    link = silent_link()
+    actions = link.server_lost(14.0)
+    assert answers(actions) == [(2, Opcode.REGISTER)]
+    assert (link.state, link.silent) == (LinkState.ORPHAN, False)
+
+
+def test_a_silence_without_end_is_a_death() -> None:
+    link = silent_link()
+    assert link.pending
+    assert kinds(link.tick(20.5)) == [DropServer, SendClient]
+    assert link.state is LinkState.ORPHAN
+
+
+def test_a_server_is_not_left_waiting_for_a_client_that_is_gone() -> None:
+    link = make()
+    link.server_data(request(Opcode.REPLICATE, 7) + request(Opcode.REPLICATE, 8), 1.0)
+    link.client_data(request(Opcode.REPLICATE, 7), 1.1)
+    actions = link.client_lost()
+    assert kinds(actions) == [RetireServer, CloseClient]
+    assert isinstance(actions[0], RetireServer)
+    assert actions[0].unanswered == {(8, int(Opcode.REPLICATE))}
+    assert kinds(make().client_lost()) == [RetireServer, CloseClient]
+
+
+def test_memory_is_noticed_in_the_registration() -> None:
+    link = make()
+    rank = struct.pack("<hhIQ", 0, 5, 0, 3)
+    link.client_data(framing.encode_frame(Opcode.REGISTER, 1, rank + struct.pack("<Q", 0) + bytes(24)), 1.0)
+    assert not link.client.provider
+    link.client_data(framing.encode_frame(Opcode.REGISTER, 2, rank + struct.pack("<Q", 1) + bytes(42)), 1.0)
+    assert link.client.provider
 
 
 def test_an_idle_server_is_not_silent() -> None:

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from kvtierd.endpoint.link import RetireServer
+from kvtierd.endpoint.actions import RetireServer
 from kvtierd.endpoint.retirement import MOST_ANSWERS, RETIREMENT_SECONDS, Retirement, retire
 from kvtierd.memcache import framing
 from kvtierd.memcache.framing import FrameDecoder, Opcode

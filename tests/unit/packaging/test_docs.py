@@ -1,9 +1,15 @@
-"""What README and docs/install.md tell people to type is one and the same, and is what the package tests do."""
+"""What README and docs/install.md tell people to type is one and the same, and is what the tests do."""
 
 import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[3]
+TESTED_IN = {
+    "install": "systemd/test_installed.py",
+    "rpm": "systemd/test_installed_rpm.py",
+    "plugin": "packaging/test_install.py",
+    "container": "packaging/test_container.py",
+}
 
 
 def blocks(file):
@@ -14,11 +20,10 @@ def blocks(file):
 
 def test_the_install_section_is_what_the_test_does():
     documented = blocks("docs/install.md")
-    assert documented.keys() == {"install", "plugin"}
+    assert documented.keys() == set(TESTED_IN)
     assert blocks("README.md") == {"install": documented["install"]}
-    test = (ROOT / "tests/packaging/test_install.py").read_text()
-    for mark in documented:
-        assert f'commands("{mark}")' in test
+    for mark, file in TESTED_IN.items():
+        assert f'("{mark}")' in (ROOT / "tests" / file).read_text()
 
 
 def test_directories_of_plugins_are_those_of_the_interpreter():

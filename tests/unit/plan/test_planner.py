@@ -129,6 +129,17 @@ def test_a_small_machine_can_say_what_it_spares():
     assert plan(lowered, inventory).refusals == ()
 
 
+def test_a_pool_in_shared_memory_has_to_fit_there():
+    settings = configured(node={"series": "emulated"}, pool={"dram": "256MiB", "host_reserve": "1GiB"})
+    assert plan(settings, host("emulated-small", shm_total_bytes=256 * MIB)).refusals == ()
+    (refusal,) = plan(settings, host("emulated-small", shm_total_bytes=64 * MIB)).refusals
+    assert refusal.code == "memory.shm"
+    assert "256 MiB do not fit into /dev/shm, which has 64 MiB" in refusal.message
+    assert "--shm-size" in refusal.hint
+    in_hugepages = configured(engine=[engine()])
+    assert "memory.shm" not in codes(plan(in_hugepages, host("a2-2cards", shm_total_bytes=64 * MIB)).refusals)
+
+
 def test_what_is_available_now_counts_too():
     made = plan(configured(engine=[engine()]), host("a2-2cards", memory_available_bytes=200 * GIB))
     assert "memory.busy-now" in codes(made.refusals)
@@ -561,12 +572,72 @@ def test_a_further_key_that_the_version_does_not_know_is_refused():
     assert any(r.code.startswith("conf") for r in made.refusals)
 
 
-def test_several_nodes_over_the_relay_are_refused_until_there_is_tls():
-    peers = [{"name": "a", "address": "10.0.0.1"}, {"name": "b", "address": "10.0.0.2"}]
-    made = plan(
-        configured(cluster={"mode": "static", "master": "a", "peers": peers}), host("a2-2cards"), node="a"
+PEERS = [{"name": n, "address": f"10.0.0.{i}"} for i, n in enumerate(("a", "b", "c"), start=1)]
+
+
+def test_behind_relaying_endpoints_every_node_is_ready_to_become_the_master():
+    settings = configured(cluster={"mode": "lease", "peers": PEERS}, engine=[engine()])
+    plans = {
+        (node, master): plan(settings, host("a2-2cards"), node=node, master=master)
+        for node in ("a", "b")
+        for master in (None, "a", "c")
+    }
+    assert all(made.refusals == () for made in plans.values())
+    for node in ("a", "b"):
+        units = [[(u.id, u.digest) for u in plans[node, master].units] for master in (None, "a", "c")]
+        assert units[0] == units[1] == units[2], "a change of master changes no unit"
+    endpoint = json.loads(file(plans["b", None], "endpoint.json"))
+    assert (endpoint["node"], endpoint["peer_listen"], endpoint["target"]) == ("b", "10.0.0.2:5501", None)
+    assert [p["address"] for p in endpoint["peers"]] == ["10.0.0.1:5501", "10.0.0.2:5501", "10.0.0.3:5501"]
+    assert endpoint["tls"]["key"] == "/etc/kvtierd/tls/node.key"
+    made = plans["a", None]
+    meta = made.unit("kvtier-meta-main")
+    assert meta is not None
+    assert meta.guard_file == "/run/kvtierd/lease"
+    assert made.master == ""
+    assert made.unit("kvtier-engine-e").after == ("kvtier-endpoint-main",)
+    assert "tcp://127.0.0.1:5000" in file(made, "mmc-local.conf")
+    static = plan(
+        configured(cluster={"mode": "static", "master": "b", "peers": PEERS}), host("a2-2cards"), node="a"
     )
-    assert "cluster.relay-needs-tls" in codes(made.refusals)
+    assert static.unit("kvtier-meta-main").guard_file is None, "nothing ends a lease that there is not"
+
+
+def test_with_direct_endpoints_only_the_master_has_a_meta_service():
+    settings = configured(cluster={"mode": "lease", "peers": PEERS}, meta={"endpoint": "direct"})
+    first = plan(settings, host("a2-2cards"), node="a", master="a")
+    assert first.unit("kvtier-meta-main") is not None
+    second = plan(settings, host("a2-2cards"), node="a", master="b")
+    assert second.unit("kvtier-meta-main") is None
+    assert "ock.mmc.meta_service_url = tcp://10.0.0.2:5000" in file(second, "mmc-local.conf")
+
+
+def test_a_witness_runs_nothing_and_is_no_part_of_the_pool():
+    peers = [*PEERS[:2], {**PEERS[2], "witness": True}]
+    settings = configured(cluster={"mode": "lease", "peers": peers}, engine=[engine()])
+    assert codes(plan(settings, host("a2-2cards"), node="c").refusals) == ["cluster.witness"]
+    all_cards = [engine(devices=list(range(8)))]
+    sizes = [
+        plan(
+            configured(cluster={"mode": "lease", "peers": chosen}, engine=all_cards),
+            host("a2-8cards"),
+            node="a",
+        ).pool.world_size
+        for chosen in (peers, PEERS)
+    ]
+    assert sizes[0] < sizes[1]
+
+
+def test_a_container_cannot_be_guarded():
+    meta = {"runner": "docker", "image": "example/x:1", "version": "1.3.0"}
+    made = plan(configured(cluster={"mode": "lease", "peers": PEERS}, meta=meta), host("a2-2cards"), node="a")
+    assert "cluster.guard-container" in codes(made.refusals)
+    static = plan(
+        configured(cluster={"mode": "static", "master": "a", "peers": PEERS}, meta=meta),
+        host("a2-2cards"),
+        node="a",
+    )
+    assert static.refusals == ()
 
 
 def test_a_changed_setting_changes_the_digest_of_what_reads_it_and_of_nothing_else():
@@ -613,3 +684,10 @@ def test_the_documented_json_shape():
     assert set(made["hugepages"]) == {"page_size_bytes", "pages", "per_numa_node"}
     assert set(made["files"][0]) == {"path", "mode", "content", "user"}
     assert set(made["units"][0]) >= {"id", "kind", "argv", "env", "user", "devices", "files"}
+
+
+def test_mode_etcd_is_refused_until_it_is_proved():
+    cluster = {"mode": "etcd", "peers": PEERS, "etcd": {"endpoints": ["10.0.0.9:2379"]}}
+    assert "cluster.etcd-unproven" in codes(
+        plan(configured(cluster=cluster), host("a2-2cards"), node="a").refusals
+    )

@@ -293,3 +293,29 @@ def test_whatever_happens_nothing_is_served_while_a_purge_is_due(looks):
         assert not (story.state in {"pool_ready", "joinable"} and story.machine.view.purge_due)
         if purge is not None:
             story.machine.purge_ended(ok=purge, now_seconds=story.now)
+
+
+def test_founding_a_cluster_purges_nothing_but_a_death_after_it_does():
+    story = Story()
+    recovering = {"endpoint_mode": "recover", "endpoint_admission": "survivors"}
+    assert story.look(founding=True, **recovering) == ("serve", "admit-all")
+    assert not story.machine.view.purge_due
+    story.look(instance="run-2", pool=None, **recovering)
+    assert story.look(pool=pool()) == ("purge",), "the same epoch still, but not the first MetaService"
+
+
+def test_a_first_look_at_a_recovering_endpoint_purges_when_it_is_not_the_founding():
+    story = Story()
+    assert story.look(endpoint_mode="recover", endpoint_admission="survivors") == ("purge",)
+
+
+def test_with_many_nodes_a_lost_host_s_rank_is_not_waited_for_and_costs_nobody_a_restart():
+    story = Story()
+    story.look(pool=pool({0: "provider", 1: "provider", 2: "proxy"}))
+    recovering = {"endpoint_mode": "recover", "endpoint_admission": "survivors", "many_nodes": True}
+    left = pool({1: "provider", 2: "proxy"})
+    story.look(instance="run-2", pool=None, survivors_missing=1, **recovering)
+    assert story.look(pool=left) == (), "those that the endpoints know of are waited for"
+    assert story.look(survivors_missing=0) == ("purge",)
+    story.machine.purge_ended(ok=True, now_seconds=story.now)
+    assert story.look() == ("serve", "admit-all")

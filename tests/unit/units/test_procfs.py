@@ -5,6 +5,8 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from kvtierd.units import procfs
 from kvtierd.units.procfs import Stat
 
@@ -57,8 +59,19 @@ def test_own_process_is_found_by_its_identity_only() -> None:
     assert procfs.process_table()[own.pid].start_ticks == own.start_ticks
 
 
-def test_boot_id_is_a_uuid() -> None:
-    assert len(procfs.boot_id()) == 36
+def test_a_host_keeps_its_boot_id_and_a_container_gets_another_with_every_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(procfs, "HOST_PROCESSES", os.readlink("/proc/self/ns/pid"))
+    on_host = procfs.boot_id()
+    assert len(on_host) == 36
+    monkeypatch.setattr(procfs, "HOST_PROCESSES", "pid:[1]")
+    first, second = (
+        monkeypatch.setattr(procfs, "read_stat", lambda _pid, t=ticks: stat(1, ticks=t)) or procfs.boot_id()
+        for ticks in (5000, 9000)
+    )
+    assert first.startswith(on_host)
+    assert len({on_host, first, second}) == 3
 
 
 def test_signals_reach_only_the_process_that_was_meant() -> None:

@@ -24,6 +24,7 @@ def request_of_a_start(tmp_path, monkeypatch):
         "cpus": [],
         "nice": 0,
         "note": "",
+        "guard_file": "",
         "env": {},
         "log": str(tmp_path / "log"),
         "log_max_bytes": 1 << 20,

@@ -412,6 +412,30 @@ async def test_a_stop_for_now_is_forgotten_by_the_next_daemon(
     assert world.view("a").state is UnitState.READY
 
 
+async def test_a_resting_unit_is_kept_stopped_says_why_and_comes_back(
+    make_world: Callable[..., World], tmp_path: Path
+) -> None:
+    world = make_world(state_dir=tmp_path)
+    world.plan = [spec("a")]
+    world.supervisor.set_resting("kvtier-engine-a", "too early: no unit of this name yet")
+    await world.steps()
+    assert world.view("a").state is UnitState.READY
+    world.supervisor.set_resting("kvtier-engine-a", "standby: b is the master")
+    await world.steps()
+    view = world.view("a")
+    assert (view.state, view.reason, view.restarts) == (UnitState.STOPPED, "standby: b is the master", 0)
+    world.supervisor.set_resting("kvtier-engine-a", "standby: c is the master")
+    await world.steps()
+    assert world.view("a").reason == "standby: c is the master"
+    world.supervisor.request_stop("kvtier-engine-a")  # the operator's stop outlasts it
+    world.supervisor.set_resting("kvtier-engine-a", "")
+    await world.steps()
+    assert world.view("a").state is UnitState.STOPPED
+    world.supervisor.request_start("kvtier-engine-a")
+    await world.steps()
+    assert world.view("a").state is UnitState.READY
+
+
 def test_a_living_process_is_probed_as_it_was_started() -> None:
     old, new = spec("a"), spec("a", argv=("another",))
     managed = Managed(old, planned=True)

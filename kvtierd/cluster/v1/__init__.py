@@ -1,0 +1,1 @@
+"""Generated from proto/kvtierd/v1; renew with `make proto`."""

@@ -1,0 +1,205 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ElectionMessage(_message.Message):
+    __slots__ = ("cluster", "digest", "sender", "epoch", "number", "probe", "willing", "request", "grant", "refusal", "release", "epoch_query", "epoch_answer")
+    class Probe(_message.Message):
+        __slots__ = ("incarnation", "lease_seconds")
+        INCARNATION_FIELD_NUMBER: _ClassVar[int]
+        LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        incarnation: int
+        lease_seconds: float
+        def __init__(self, incarnation: _Optional[int] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
+    class Willing(_message.Message):
+        __slots__ = ()
+        def __init__(self) -> None: ...
+    class Request(_message.Message):
+        __slots__ = ("incarnation", "lease_seconds")
+        INCARNATION_FIELD_NUMBER: _ClassVar[int]
+        LEASE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        incarnation: int
+        lease_seconds: float
+        def __init__(self, incarnation: _Optional[int] = ..., lease_seconds: _Optional[float] = ...) -> None: ...
+    class Grant(_message.Message):
+        __slots__ = ("idle_seconds",)
+        IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        idle_seconds: float
+        def __init__(self, idle_seconds: _Optional[float] = ...) -> None: ...
+    class Refusal(_message.Message):
+        __slots__ = ("reason", "holder", "remaining_seconds")
+        REASON_FIELD_NUMBER: _ClassVar[int]
+        HOLDER_FIELD_NUMBER: _ClassVar[int]
+        REMAINING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        reason: str
+        holder: str
+        remaining_seconds: float
+        def __init__(self, reason: _Optional[str] = ..., holder: _Optional[str] = ..., remaining_seconds: _Optional[float] = ...) -> None: ...
+    class Release(_message.Message):
+        __slots__ = ("incarnation", "successor")
+        INCARNATION_FIELD_NUMBER: _ClassVar[int]
+        SUCCESSOR_FIELD_NUMBER: _ClassVar[int]
+        incarnation: int
+        successor: str
+        def __init__(self, incarnation: _Optional[int] = ..., successor: _Optional[str] = ...) -> None: ...
+    class EpochQuery(_message.Message):
+        __slots__ = ()
+        def __init__(self) -> None: ...
+    class EpochAnswer(_message.Message):
+        __slots__ = ("remembers", "promise_seconds")
+        REMEMBERS_FIELD_NUMBER: _ClassVar[int]
+        PROMISE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+        remembers: bool
+        promise_seconds: float
+        def __init__(self, remembers: _Optional[bool] = ..., promise_seconds: _Optional[float] = ...) -> None: ...
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    WILLING_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    GRANT_FIELD_NUMBER: _ClassVar[int]
+    REFUSAL_FIELD_NUMBER: _ClassVar[int]
+    RELEASE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_QUERY_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    digest: str
+    sender: str
+    epoch: int
+    number: int
+    probe: ElectionMessage.Probe
+    willing: ElectionMessage.Willing
+    request: ElectionMessage.Request
+    grant: ElectionMessage.Grant
+    refusal: ElectionMessage.Refusal
+    release: ElectionMessage.Release
+    epoch_query: ElectionMessage.EpochQuery
+    epoch_answer: ElectionMessage.EpochAnswer
+    def __init__(self, cluster: _Optional[str] = ..., digest: _Optional[str] = ..., sender: _Optional[str] = ..., epoch: _Optional[int] = ..., number: _Optional[int] = ..., probe: _Optional[_Union[ElectionMessage.Probe, _Mapping]] = ..., willing: _Optional[_Union[ElectionMessage.Willing, _Mapping]] = ..., request: _Optional[_Union[ElectionMessage.Request, _Mapping]] = ..., grant: _Optional[_Union[ElectionMessage.Grant, _Mapping]] = ..., refusal: _Optional[_Union[ElectionMessage.Refusal, _Mapping]] = ..., release: _Optional[_Union[ElectionMessage.Release, _Mapping]] = ..., epoch_query: _Optional[_Union[ElectionMessage.EpochQuery, _Mapping]] = ..., epoch_answer: _Optional[_Union[ElectionMessage.EpochAnswer, _Mapping]] = ...) -> None: ...
+
+class ElectionReply(_message.Message):
+    __slots__ = ("answers",)
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    answers: _containers.RepeatedCompositeFieldContainer[ElectionMessage]
+    def __init__(self, answers: _Optional[_Iterable[_Union[ElectionMessage, _Mapping]]] = ...) -> None: ...
+
+class View(_message.Message):
+    __slots__ = ("cluster", "epoch", "master", "address", "meta_service_url", "config_store_url", "since_unix_seconds", "why", "tier_state", "served_life", "revision", "age_seconds")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MASTER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    META_SERVICE_URL_FIELD_NUMBER: _ClassVar[int]
+    CONFIG_STORE_URL_FIELD_NUMBER: _ClassVar[int]
+    SINCE_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    TIER_STATE_FIELD_NUMBER: _ClassVar[int]
+    SERVED_LIFE_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    epoch: int
+    master: str
+    address: str
+    meta_service_url: str
+    config_store_url: str
+    since_unix_seconds: float
+    why: str
+    tier_state: str
+    served_life: str
+    revision: int
+    age_seconds: float
+    def __init__(self, cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., address: _Optional[str] = ..., meta_service_url: _Optional[str] = ..., config_store_url: _Optional[str] = ..., since_unix_seconds: _Optional[float] = ..., why: _Optional[str] = ..., tier_state: _Optional[str] = ..., served_life: _Optional[str] = ..., revision: _Optional[int] = ..., age_seconds: _Optional[float] = ...) -> None: ...
+
+class WatchRequest(_message.Message):
+    __slots__ = ("cluster", "sender")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    sender: str
+    def __init__(self, cluster: _Optional[str] = ..., sender: _Optional[str] = ...) -> None: ...
+
+class NodeFacts(_message.Message):
+    __slots__ = ("node", "version", "memcache_version", "hash_seed", "world_size", "protocol", "settings_digest", "role", "epoch", "master", "uptime_seconds", "endpoint_life", "survivors_missing", "clean_epoch")
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    MEMCACHE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    HASH_SEED_FIELD_NUMBER: _ClassVar[int]
+    WORLD_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MASTER_FIELD_NUMBER: _ClassVar[int]
+    UPTIME_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_LIFE_FIELD_NUMBER: _ClassVar[int]
+    SURVIVORS_MISSING_FIELD_NUMBER: _ClassVar[int]
+    CLEAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    node: str
+    version: str
+    memcache_version: str
+    hash_seed: str
+    world_size: int
+    protocol: str
+    settings_digest: str
+    role: str
+    epoch: int
+    master: str
+    uptime_seconds: float
+    endpoint_life: str
+    survivors_missing: int
+    clean_epoch: int
+    def __init__(self, node: _Optional[str] = ..., version: _Optional[str] = ..., memcache_version: _Optional[str] = ..., hash_seed: _Optional[str] = ..., world_size: _Optional[int] = ..., protocol: _Optional[str] = ..., settings_digest: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., endpoint_life: _Optional[str] = ..., survivors_missing: _Optional[int] = ..., clean_epoch: _Optional[int] = ...) -> None: ...
+
+class HelloRequest(_message.Message):
+    __slots__ = ("cluster", "facts", "view")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    facts: NodeFacts
+    view: View
+    def __init__(self, cluster: _Optional[str] = ..., facts: _Optional[_Union[NodeFacts, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ...) -> None: ...
+
+class HelloReply(_message.Message):
+    __slots__ = ("facts", "view", "received_unix_seconds", "sent_unix_seconds")
+    FACTS_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SENT_UNIX_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    facts: NodeFacts
+    view: View
+    received_unix_seconds: float
+    sent_unix_seconds: float
+    def __init__(self, facts: _Optional[_Union[NodeFacts, _Mapping]] = ..., view: _Optional[_Union[View, _Mapping]] = ..., received_unix_seconds: _Optional[float] = ..., sent_unix_seconds: _Optional[float] = ...) -> None: ...
+
+class TakeOverRequest(_message.Message):
+    __slots__ = ("cluster", "sender", "epoch")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    sender: str
+    epoch: int
+    def __init__(self, cluster: _Optional[str] = ..., sender: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class TakeOverReply(_message.Message):
+    __slots__ = ("epoch", "code", "problem", "why", "hint")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    code: str
+    problem: str
+    why: str
+    hint: str
+    def __init__(self, epoch: _Optional[int] = ..., code: _Optional[str] = ..., problem: _Optional[str] = ..., why: _Optional[str] = ..., hint: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,364 @@
+"""The cluster's part of the daemon's loop: what this node is, and what follows from it for units, endpoint and peers.
+
+The decisions are in ``cluster.duty``; here they are carried out. A node without a cluster has none of this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from kvtierd.cluster.duty import (
+    ArmGuard,
+    Duty,
+    EndpointSeen,
+    KillMeta,
+    MetaSeen,
+    OpenEndpoint,
+    PointEndpoint,
+    Publish,
+    RestMeta,
+    Seen,
+    WantMeta,
+    duties,
+)
+from kvtierd.cluster.hello import NodeFacts
+from kvtierd.cluster.standing import FOREVER, ClusterView, Standing
+from kvtierd.coordination import LEASE_EPOCH_FILE, Coordination, facts_of
+from kvtierd.errors import KvtierError
+from kvtierd.files import write_atomic
+from kvtierd.node import Node
+from kvtierd.plan.units import LEASE_FILE, META_ID
+from kvtierd.tier.machine import TierView
+from kvtierd.units.guard_file import now_seconds, write_deadline
+
+GREET_AGAIN_SECONDS = 0.25  # while survivors of other nodes are waited for
+FRESH_SECONDS = 3.0  # a peer that was not heard of for longer does not keep the others waiting
+
+
+class Mastership:
+    """One node's part in its cluster.
+
+    Args:
+        node: The running node.
+        part: Its coordinator and its network.
+
+    Attributes:
+        handing_over: Mastership is being given away: nothing starts here.
+        clean_epoch: The last epoch that this node ended as the master with nothing in flight.
+    """
+
+    def __init__(self, node: Node, part: Coordination) -> None:
+        self._node = node
+        self.part = part
+        self.coordinator = part.coordinator
+        self.board = part.network.board
+        self.handing_over = False
+        self.clean_epoch = 0
+        self._epoch_before = 0  # the last one of another master
+        self._next_greeting = 0.0
+        self._greeting: asyncio.Task[set[str]] | None = None
+        self._lease_file = str(node.runtime / LEASE_FILE)
+        self._armed_until_seconds = 0.0
+        self._epoch_written = 0
+        self._told: Standing | None = None
+        self._since_unix_seconds = 0.0
+        self._problem = ""
+
+    @property
+    def is_master(self) -> bool:
+        """This node is the master now; a lease that has ended counts as none."""
+        standing = self.coordinator.standing
+        return standing.role == "master" and now_seconds() < standing.until_seconds
+
+    @property
+    def master(self) -> str:
+        """The master's name, as far as this node knows."""
+        standing, view = self.coordinator.standing, self.board.newest
+        if standing.role == "master":
+            return self._name
+        return view.master if view is not None and view.epoch >= standing.epoch else standing.master
+
+    @property
+    def _name(self) -> str:
+        return self.part.network.node
+
+    async def round(self) -> None:
+        """Does what is due. Never raises for something that the next round may mend."""
+        self._tell_of_changes()
+        self.judge_fitness()
+        self.show()
+        for duty in duties(self._look()):
+            try:
+                await self._carry_out(duty)
+            except (KvtierError, OSError) as error:
+                self._trouble(f"{type(duty).__name__}: {error}")
+                return
+        self._trouble("")
+
+    def judge_fitness(self) -> None:
+        """Tells the coordinator whether this node may become the master."""
+        node = self._node
+        meta = node.view(META_ID)
+        if node.paused is not None:
+            why = "paused by an operator"
+        elif node.plan is None or node.plan.unit(META_ID) is None:
+            why = "it has no plan with a MetaService"
+        elif meta is not None and meta.state == "failed":
+            why = f"its MetaService has failed: {meta.reason}"
+        else:
+            why = ""
+        self.coordinator.set_fit(not why, why)
+
+    def facts(self) -> NodeFacts:
+        """What this node says of itself to the others."""
+        endpoint = self._node.endpoint_status
+        life = endpoint["backend"]["life"] if endpoint is not None and "epoch" in endpoint else None
+        return dataclasses.replace(
+            facts_of(self._node.plan, self._node.settings),
+            endpoint_life=life or "",
+            survivors_missing=missing_survivors(endpoint),
+            clean_epoch=self.clean_epoch,
+        )
+
+    # -- the other nodes' part in a recovery
+
+    @property
+    def handed_over(self) -> bool:
+        """The master before this one ended its epoch with nothing in flight."""
+        if not self._epoch_before:
+            return False
+        links = self.part.network.links.values()
+        return any(k.facts is not None and k.facts.clean_epoch == self._epoch_before for k in links)
+
+    @property
+    def founding(self) -> bool:
+        """No MetaService has been there before, as far as anybody knows: the first epoch, and nobody to come back."""
+        if self.coordinator.standing.epoch != 1 or missing_survivors(self._node.endpoint_status):
+            return False
+        links = self.part.network.links.values()
+        return all(link.facts is None or not link.facts.survivors_missing for link in links)
+
+    def due_in_seconds(self) -> float:
+        """When a round has something to do that nothing else will tell of."""
+        standing = self.coordinator.standing
+        wait_seconds = standing.serve_after_seconds - now_seconds()
+        return wait_seconds if standing.role == "master" and wait_seconds > 0 else FOREVER
+
+    def survivors_missing_elsewhere(self) -> int:
+        """Processes on nodes that can be reached which knew the MetaService and are not back, as those nodes say.
+
+        A node whose endpoint has not reached this MetaService yet counts as one.
+        """
+        status = self._node.endpoint_status
+        life = str(status["backend"]["life"] or "") if status is not None and "epoch" in status else ""
+        missing = 0
+        for name, link in self.part.network.links.items():
+            facts, ago = link.facts, self.part.network.contact(name).last_contact_seconds
+            if facts is None or ago is None or ago > FRESH_SECONDS or not facts.world_size:
+                continue
+            missing += facts.survivors_missing if facts.endpoint_life == life else 1
+        return missing
+
+    def hear_from_all(self) -> None:
+        """Has the others asked how far their survivors are; at most a few times a second, never two at once."""
+        now = time.monotonic()
+        if now < self._next_greeting or (self._greeting is not None and not self._greeting.done()):
+            return
+        self._next_greeting = now + GREET_AGAIN_SECONDS
+        self._greeting = asyncio.create_task(self.part.network.greet(list(self.part.network.links)))
+
+    def show(self) -> None:
+        """What status says of the cluster."""
+        node, standing, view = self._node, self.coordinator.standing, self.board.newest
+        node.role, node.master, node.master_why = standing.role, self.master, standing.why
+        node.epoch = max(standing.epoch, view.epoch if view is not None else 0)
+        node.view_age_seconds = None if view is None else self.board.age_seconds()
+        if self.is_master:
+            node.master_tier = None
+        elif view is None or not node.master:
+            node.master_tier = TierView(reasons=(standing.why or "no master is known",))
+        else:
+            reasons = () if view.tier_state == "joinable" else (f"as {view.master}, the master, says",)
+            node.master_tier = TierView(view.tier_state, reasons, "serving")  # type: ignore[arg-type]
+        found = [self.part.network.problem, self.part.security.problem]
+        if standing.role == "unknown":
+            found.append(f"who is the master is not known: {standing.why}")
+        found += [
+            f"{name}: {text}" for name, texts in self.part.network.differences().items() for text in texts
+        ]
+        node.cluster_problems = [text for text in found if text]
+
+    # -- looking
+
+    def _look(self) -> Seen:
+        node = self._node
+        meta = node.view(META_ID)
+        keeper = node.keeper
+        return Seen(
+            now_seconds=now_seconds(),
+            node=self._name,
+            standing=self.coordinator.standing,
+            view=self.board.newest,
+            meta=MetaSeen(
+                running=meta is not None and meta.pid is not None,
+                ready=meta is not None and meta.state == "ready",
+            ),
+            endpoint=_endpoint_seen(node.endpoint_status, self._name),
+            tier_state=keeper.view.state if keeper is not None else "down",
+            # From this moment the endpoint here serves too; that the MetaService has to prove itself for some seconds
+            # more is no reason to keep the other nodes waiting longer than this one.
+            tier_serving=keeper is not None and keeper.view.phase == "serving",
+            armed_until_seconds=self._armed_until_seconds,
+            handing_over=self.handing_over,
+        )
+
+    def _tell_of_changes(self) -> None:
+        standing, view = self.coordinator.standing, self.board.newest
+        if view is not None and view.master != self._name:
+            self._epoch_before = view.epoch
+        self.part.network.standing = standing  # what it tells the others
+        before, self._told = self._told, standing
+        if before is not None and (before.role, before.epoch, before.master) == (
+            standing.role,
+            standing.epoch,
+            standing.master,
+        ):
+            return
+        node = self._node
+        if standing.role == "master":
+            self._since_unix_seconds = time.time()
+            node.events.add(
+                "info", "cluster.master", f"this node is the master, epoch {standing.epoch}: {standing.why}"
+            )
+        elif before is not None and before.role == "master":
+            self.board.withdraw()
+            self._armed_until_seconds = 0.0
+            node.events.add(
+                "warning", "cluster.not-master", f"this node is not the master any more: {standing.why}"
+            )
+        elif standing.role == "unknown":
+            if before is not None:
+                node.events.add(
+                    "warning", "cluster.unknown", f"who is the master is not known: {standing.why}"
+                )
+        elif standing.master:
+            node.events.add(
+                "info", "cluster.follows", f"{standing.master} is the master, epoch {standing.epoch}"
+            )
+
+    # -- doing
+
+    async def _carry_out(self, duty: Duty) -> None:
+        node = self._node
+        match duty:
+            case ArmGuard(until_seconds):
+                if (
+                    node.plan is not None
+                    and (meta := node.plan.unit(META_ID)) is not None
+                    and meta.guard_file
+                ):
+                    write_deadline(self._lease_file, until_seconds)
+                    self._remember_epoch()
+                self._armed_until_seconds = until_seconds
+            case KillMeta(why):
+                node.events.add(
+                    "warning", "cluster.meta-killed", f"the MetaService is killed: {why}", unit=META_ID
+                )
+                await self.end_meta(why)
+            case WantMeta():
+                node.supervisor.set_resting(META_ID, "")
+            case RestMeta(why):
+                node.supervisor.set_resting(META_ID, why)
+            case PointEndpoint(epoch, target):
+                await self._point(epoch, target)
+            case OpenEndpoint():
+                if node.endpoint is not None:
+                    await node.endpoint.serve()
+                    await node.endpoint.admit("all")
+            case Publish():
+                self._publish(duty)
+
+    def _remember_epoch(self) -> None:
+        """For the daemon after this one, which goes on with the lease that the guard enforces."""
+        epoch = self.coordinator.standing.epoch
+        if epoch != self._epoch_written:
+            write_atomic(self._node.runtime / LEASE_EPOCH_FILE, str(epoch).encode())
+            self._epoch_written = epoch
+
+    async def end_meta(self, why: str) -> None:
+        """SIGKILL to the MetaService: its part is over, in order or not. Raises ``UnitError``."""
+        self._disarm()
+        self._node.supervisor.set_resting(META_ID, why)
+        await self._node.supervisor.kill_now(META_ID)
+
+    def _disarm(self) -> None:
+        self._armed_until_seconds = 0.0
+        if Path(self._lease_file).exists():
+            write_deadline(self._lease_file, 0.0)
+
+    async def _point(self, epoch: int, target: str) -> None:
+        node = self._node
+        if node.endpoint is None or node.plan is None or node.plan.meta is None:
+            return
+        if target == self._name:
+            meta = node.plan.meta
+            where = {
+                "meta": meta.server_meta_url.removeprefix("tcp://"),
+                "config_store": meta.server_config_store_url.removeprefix("tcp://"),
+            }
+        else:
+            where = {"peer": target}
+        await node.endpoint.set_target(where, epoch=epoch)
+        node.endpoint_status = await node.endpoint.status()
+        node.events.add("info", "cluster.endpoint", f"the endpoint relays to {target}, epoch {epoch}")
+
+    def _publish(self, duty: Publish) -> None:
+        plan = self._node.plan
+        standing = self.coordinator.standing
+        if plan is None or plan.meta is None:
+            return
+        address = next((p.address for p in self._node.settings.cluster.peers if p.name == plan.node), "")
+        self.board.publish(
+            ClusterView(
+                epoch=duty.epoch,
+                master=plan.node,
+                address=address,
+                meta_service_url=plan.meta.client_meta_url,
+                config_store_url=plan.meta.client_config_store_url,
+                since_unix_seconds=self._since_unix_seconds,
+                why=standing.why,
+                tier_state=duty.tier_state,
+                served_life=duty.served_life,
+            )
+        )
+
+    def _trouble(self, text: str) -> None:
+        if text and text != self._problem:
+            self._node.events.add("error", "cluster.trouble", text)
+        self._problem = text
+
+
+def missing_survivors(endpoint: Mapping[str, Any] | None) -> int:
+    """How many processes of this node knew the MetaService and have no link to the present one."""
+    if endpoint is None:
+        return 0
+    return max(0, int(endpoint["survivors"]["expected"]) - int(endpoint["survivors"]["back"]))
+
+
+def _endpoint_seen(status: Mapping[str, Any] | None, node: str) -> EndpointSeen | None:
+    """The endpoint's status as the duties need it; an endpoint of before epochs is none."""
+    if status is None or status.get("protocol", 1) < 2:
+        return None
+    target = status["target"]
+    return EndpointSeen(
+        epoch=max(int(status["epoch"]), int(status["epoch_seen"])),
+        target="" if target is None or int(status["epoch"]) == 0 else str(target.get("peer", node)),
+        mode=str(status["mode"]),
+        admission=str(status["admission"]),
+        life=str(status["backend"]["life"] or ""),
+    )
