@@ -185,13 +185,13 @@ async def test_the_term_counts_from_when_the_request_was_sent(stage):
 
     async def slow(lease):
         kept = await keep_alive(lease)
-        await asyncio.sleep(3)
+        await asyncio.sleep(2)
         return kept
 
     stage.clients["a"].keep_alive = slow
     await asyncio.sleep(20)
     for at, standing in stage.said["a"][-2:]:
-        assert standing.until_seconds - at == pytest.approx(TERM - 3, abs=0.1)
+        assert standing.until_seconds - at == pytest.approx(TERM - 2, abs=0.1)
 
 
 @scene
@@ -222,7 +222,6 @@ async def test_a_renewal_by_a_leader_that_was_replaced_does_not_count(stage):
     await stage.serving("a")
     before = stage.standing("a").until_seconds
     stage.etcd.new_leader(old_is_stuck=True)
-    keep_alive = stage.clients["a"].keep_alive
 
     async def by_the_old_one(lease):
         return stage.etcd.stuck_keep_alive(lease)
@@ -230,9 +229,7 @@ async def test_a_renewal_by_a_leader_that_was_replaced_does_not_count(stage):
     stage.clients["a"].keep_alive = by_the_old_one
     await stage.until(lambda: stage.master() is None)
     assert stage.now() == pytest.approx(before, abs=0.1)
-    assert "keep_alive" not in stage.clients["a"].asked[-5:]
-    stage.clients["a"].keep_alive = keep_alive
-    assert any("raft terms 2 and 3" in s.why for _, s in stage.said["a"]) or True
+    assert "raft terms 2 and 3" in stage.standing("a").why
 
 
 @scene
