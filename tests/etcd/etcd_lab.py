@@ -130,7 +130,7 @@ class Wire:
 
     async def open(self):
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
-        self.endpoint = "127.0.0.1:{}".format(self._server.sockets[0].getsockname()[1])
+        self.endpoint = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
 
     def cut(self):
         self._whole.clear()

@@ -195,7 +195,7 @@ async def test_a_restarted_kvtierd_goes_on(one):
 
 async def test_members_are_lost_one_by_one(three):
     """One of three may be lost, whichever; of two that are lost everybody notices."""
-    cluster, master = await serving(three)
+    cluster, _ = await serving(three)
     for member in three.etcd.members:
         member.freeze()
         await asyncio.sleep(2 * LEASE_SECONDS)

@@ -7,6 +7,7 @@ yields a ``Driver``. Times are real: a driver chooses a short lease.
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 from typing import Protocol
 
 import pytest
@@ -98,7 +99,7 @@ class Cluster:
         """(begins, ends, node, epoch) of every MetaService that the standings allowed, as long as they allowed it."""
         found = []
         for name, said in self.said.items():
-            current = None
+            current, begins = None, 0.0
             for entry in [*said, None]:
                 standing = entry.standing if entry else None
                 if current and (
@@ -116,7 +117,7 @@ class Cluster:
     def check(self):
         """Never two at once; epochs rise; one epoch, one node; no standing that contradicts itself."""
         services = self.services()
-        for former, latter in zip(services, services[1:], strict=False):
+        for former, latter in itertools.pairwise(services):
             assert former[2] == latter[2] or former[1] <= latter[0], (former, latter)
         assert [s[3] for s in services] == sorted(s[3] for s in services), services
         holders = {}
