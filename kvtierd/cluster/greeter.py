@@ -1,7 +1,8 @@
 """Says hello to other nodes from time to time: each learns what the other is, what time it has, and the newer view.
 
-In a small cluster everybody greets everybody. In a large one a node greets the master and a few others in turn, so
-that what it costs a node does not grow with the cluster; news still gets around since every greeting carries it.
+In a small cluster everybody greets everybody. In a large one a node greets the master and a few others in turn, and less
+often, so that what it costs a node, the master too, does not grow with the cluster; news still gets around since every
+greeting carries it.
 """
 
 from __future__ import annotations
@@ -18,10 +19,16 @@ from kvtierd.cluster.view_board import ViewBoard
 from kvtierd.errors import ClusterError
 
 ROUND_SECONDS = 10.0
+MOST_GREETINGS_PER_SECOND = 10.0  # that a master gets from all others together
 HELLO_SECONDS = 2.0  # deadline of one
 SMALL_CLUSTER = 8
 OTHERS_PER_ROUND = 2
 AT_ONCE = 32
+
+
+def round_seconds(nodes: int) -> float:
+    """Time between a node's rounds in a cluster of so many."""
+    return max(ROUND_SECONDS, nodes / MOST_GREETINGS_PER_SECOND)
 
 
 class Greeter:

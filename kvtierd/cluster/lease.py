@@ -171,6 +171,7 @@ class LeaseCoordinator:
         finally:
             if self._alarm is not None:
                 self._alarm.cancel()
+                self._alarm = None
             self._outbox.cancel()
             for greeting in self._greetings:
                 greeting.cancel()
@@ -244,7 +245,9 @@ class LeaseCoordinator:
             except KvtierError as error:
                 self._throw_away(error)
             except asyncio.CancelledError:
-                self._drop()  # in the middle of its effects; whoever runs this again gets another one
+                self._drop(
+                    "it has been stopped"
+                )  # in the middle of its effects; run again, it makes another one
                 raise
             except Exception as error:
                 self._throw_away(ClusterError(f"internal error: {type(error).__name__}: {error}"))
@@ -344,7 +347,7 @@ class LeaseCoordinator:
         self._arm()
         # The guard first, the others after it.
         self._tell()
-        if not isinstance(effect, LeaseRenewed):
+        if not isinstance(effect, LeaseRenewed) and self._now() < effect.until_seconds:
             raised = isinstance(effect, EpochRaised)
             self._publish("elected" if not raised else "elected; it has moved on to a later epoch")
 
@@ -355,7 +358,9 @@ class LeaseCoordinator:
         self._tell()
 
     def _arm(self) -> None:
-        """Sets an alarm for the lease's end as it is now."""
+        """Sets an alarm for the lease's end as it is now, and bounds by it what the board says in this node's name."""
+        if self._term is not None:
+            self._network.board.mine_until_seconds = self._term.until_seconds
         if self._alarm is None and self._term is not None:
             left_seconds = max(0.0, self._term.until_seconds - self._now())
             self._alarm = asyncio.get_running_loop().call_later(left_seconds, self._ring)
@@ -374,15 +379,15 @@ class LeaseCoordinator:
     def _throw_away(self, error: KvtierError) -> None:
         """The elector counts on something that is not on disk. A lease lasts until its end, but is not renewed."""
         _log.error("this voter stops voting", why=str(error))
-        self._drop()
+        self._drop(str(error))
         self._failed = True
-        while not self._mail.empty():
-            item = self._mail.get_nowait()
-            _settle(item.done if isinstance(item, _Resign) else item.answers, _no_vote(str(error)))
         self._say(f"this voter does not vote: {error}")
 
-    def _drop(self) -> None:
+    def _drop(self, why: str) -> None:
         self._elector = None
+        while not self._mail.empty():
+            item = self._mail.get_nowait()
+            _settle(item.done if isinstance(item, _Resign) else item.answers, _no_vote(why))
         if self._term is not None:
             self._held = HeldLease(self._term.epoch, self._term.until_seconds)
 

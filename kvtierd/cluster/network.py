@@ -11,11 +11,12 @@ import structlog
 
 from kvtierd.cluster.clock import boottime_seconds
 from kvtierd.cluster.election_messages import AnyMessage
-from kvtierd.cluster.greeter import HELLO_SECONDS, Greeter
+from kvtierd.cluster.greeter import HELLO_SECONDS, Greeter, round_seconds
 from kvtierd.cluster.hello import NodeFacts, differences
 from kvtierd.cluster.peer_link import PeerLink, close_all
 from kvtierd.cluster.peer_security import PeerSecurity
 from kvtierd.cluster.peer_server import Desk, PeerServer
+from kvtierd.cluster.peer_wire import KEEPALIVE_SECONDS, LARGE_CLUSTER, LARGE_CLUSTER_KEEPALIVE_SECONDS
 from kvtierd.cluster.refusals import Refusals
 from kvtierd.cluster.standing import PeerContact, Standing
 from kvtierd.cluster.view_board import ViewBoard
@@ -77,6 +78,11 @@ class PeerNetwork:
                 longest_backoff_seconds=(
                     VOTER_BACKOFF_SECONDS if peer.name in voters else LONGEST_BACKOFF_SECONDS
                 ),
+                keepalive_seconds=(
+                    LARGE_CLUSTER_KEEPALIVE_SECONDS
+                    if len(settings.peers) > LARGE_CLUSTER
+                    else KEEPALIVE_SECONDS
+                ),
                 now=now,
             )
             for peer in settings.peers
@@ -88,8 +94,10 @@ class PeerNetwork:
         self.desk = Desk(self.facts)
         self.stream = ViewStream(node, self.links, self.board, first=voters, hint=lambda: self.hint, now=now)
         self.hint = ""
-        rounds = {} if greet_seconds is None else {"round_seconds": greet_seconds}
-        self.greeter = Greeter(settings.name, self.links, self.board, self.facts, **rounds)
+        self.greeter = Greeter(
+            settings.name, self.links, self.board, self.facts,
+            round_seconds=round_seconds(len(settings.peers)) if greet_seconds is None else greet_seconds,
+        )  # fmt: skip
         self.server = PeerServer(
             settings.name,
             host or next(peer.address for peer in settings.peers if peer.name == node),

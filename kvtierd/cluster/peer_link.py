@@ -16,6 +16,7 @@ from kvtierd.cluster.election_messages import AnyMessage
 from kvtierd.cluster.hello import ClockOffset, NodeFacts
 from kvtierd.cluster.peer_security import PeerSecurity
 from kvtierd.cluster.peer_wire import (
+    KEEPALIVE_SECONDS,
     SENDER_KEY,
     channel_options,
     election_from_wire,
@@ -61,6 +62,7 @@ class PeerLink:
         node: This node.
         name: The peer, as the settings name it.
         longest_backoff_seconds: Between attempts to connect; short for voters, on whom an election waits.
+        keepalive_seconds: Between pings, while a call is under way.
 
     Attributes:
         problem: Why the last call failed, in words; "" when it did not.
@@ -78,6 +80,7 @@ class PeerLink:
         refusals: Refusals,
         *,
         longest_backoff_seconds: float = 5.0,
+        keepalive_seconds: float = KEEPALIVE_SECONDS,
         now: Callable[[], float] = boottime_seconds,
         wall: Callable[[], float] = time.time,
     ) -> None:
@@ -97,6 +100,7 @@ class PeerLink:
         self._methods: Any = None
         self._generation = -1
         self._longest_backoff_seconds = longest_backoff_seconds
+        self._keepalive_seconds = keepalive_seconds
         self._metadata = ((SENDER_KEY, node),)
 
     def met(self, facts: NodeFacts | None = None) -> None:
@@ -174,7 +178,10 @@ class PeerLink:
         generation = self._security.generation
         if self._methods is None or generation != self._generation:
             await self.close()  # a channel keeps the certificate that it began with
-            options = channel_options(longest_backoff_seconds=self._longest_backoff_seconds)
+            options = channel_options(
+                longest_backoff_seconds=self._longest_backoff_seconds,
+                keepalive_seconds=self._keepalive_seconds,
+            )
             try:
                 self._channel = self._security.channel(self.name, options=options)
             except ClusterError as error:

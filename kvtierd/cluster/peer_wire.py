@@ -33,8 +33,13 @@ MAX_TEXT_CHARS = 2048
 MAX_EPOCH = 2**53
 KEEPALIVE_SECONDS = 1.0  # a dead peer is found within this and the next one
 PING_TIMEOUT_SECONDS = 1.0
-HEARTBEAT_SECONDS = 5.0  # of a view stream on which nothing happens
-SILENCE_SECONDS = 3 * HEARTBEAT_SECONDS  # after this the stream is given up
+# In a large cluster a master is pinged by hundreds; there it may take two seconds longer.
+LARGE_CLUSTER = 50
+LARGE_CLUSTER_KEEPALIVE_SECONDS = 3.0
+# Of a view stream on which nothing happens. Pings find dead hosts and frozen processes; this finds a kvtierd that hangs
+# while its gRPC threads still answer pings, and says how old the view is.
+HEARTBEAT_SECONDS = 20.0
+SILENCE_SECONDS = 50.0  # after this the stream is given up
 
 
 def _milliseconds(seconds: float) -> int:
@@ -61,19 +66,21 @@ SERVER_OPTIONS: tuple[tuple[str, Any], ...] = (
 )
 
 
-def channel_options(*, longest_backoff_seconds: float) -> tuple[tuple[str, Any], ...]:
+def channel_options(
+    *, longest_backoff_seconds: float, keepalive_seconds: float
+) -> tuple[tuple[str, Any], ...]:
     """For a channel to a peer; gRPC connects again by itself, after a time with jitter that grows up to the longest."""
     return (
         *_BOTH,
         ("grpc.enable_http_proxy", 0),
         ("grpc.use_local_subchannel_pool", 1),
-        ("grpc.keepalive_time_ms", _milliseconds(KEEPALIVE_SECONDS)),
+        ("grpc.keepalive_time_ms", _milliseconds(keepalive_seconds)),
         ("grpc.keepalive_timeout_ms", _milliseconds(PING_TIMEOUT_SECONDS)),
         ("grpc.http2.ping_timeout_ms", _milliseconds(PING_TIMEOUT_SECONDS)),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.initial_reconnect_backoff_ms", 200),
-        ("grpc.min_reconnect_backoff_ms", 1000),  # and so long an attempt may take
+        ("grpc.min_reconnect_backoff_ms", 2000),  # and so long an attempt may take, TLS included
         ("grpc.max_reconnect_backoff_ms", _milliseconds(longest_backoff_seconds)),
         ("grpc.client_idle_timeout_ms", 60_000),
     )

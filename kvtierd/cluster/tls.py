@@ -124,9 +124,9 @@ class PeerTls:
             auth_context.get("ssl_session_reused", ())
         ):
             raise ClusterError("the caller has shown no certificate", code="cluster.no-certificate")
+        if claimed and speaks_for(names, claimed, self.cluster.name):
+            return claimed  # without a look at the others: it is asked with every call
         known_by = [name for name in listed if speaks_for(names, name, self.cluster.name)]
-        if claimed in known_by:
-            return claimed
         shown = ", ".join(names) or "no names"
         if claimed:
             raise ClusterError(

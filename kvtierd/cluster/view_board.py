@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 
 from kvtierd.cluster.clock import boottime_seconds
 from kvtierd.cluster.refusals import Refusals
-from kvtierd.cluster.standing import ClusterView
+from kvtierd.cluster.standing import FOREVER, ClusterView
 
 UNCONFIRMED_SECONDS = 1e9  # the age of a view that no master has confirmed since this node was started
 BARE = 0  # revision of a view of which only epoch and master are known
@@ -44,6 +44,7 @@ class ViewBoard:
     Attributes:
         posted: What is on it.
         listeners: Called when that changes, and when this node is no longer the one who says it.
+        mine_until_seconds: This node's lease: what it published counts as a master's word until then.
         on_conflict: Called with a view of the same epoch that names another master, and who offered it.
     """
 
@@ -64,6 +65,7 @@ class ViewBoard:
         self._highest_of: dict[str, int] = {}
         self._bell = asyncio.Event()
         self.posted = Posted()
+        self.mine_until_seconds = FOREVER
         self.listeners: list[Callable[[], None]] = []
         self.on_conflict: Callable[[ClusterView, str], None] = lambda view, source: None
 
@@ -75,11 +77,12 @@ class ViewBoard:
     @property
     def mine(self) -> bool:
         """This node is the master, and the view is its own."""
-        return self._mine
+        return self._mine and self._now() < self.mine_until_seconds
 
     def age_seconds(self) -> float:
         """How long ago the master itself said so, as far as is known here; 0 on the master."""
-        return 0.0 if self._mine else max(0.0, self._now() - self._confirmed_seconds)
+        since = self.mine_until_seconds if self._mine else self._confirmed_seconds
+        return max(0.0, self._now() - since)
 
     # -- on the master
 
@@ -103,8 +106,8 @@ class ViewBoard:
     def withdraw(self) -> None:
         """This node is not the master any more. The view stays until a newer one comes, and grows old."""
         if self._mine:
+            self._confirmed_seconds = min(self._now(), self.mine_until_seconds)
             self._mine = False
-            self._confirmed_seconds = self._now()
             self._tell()
 
     # -- from elsewhere

@@ -61,7 +61,11 @@ class StateSaver:
             EndpointError: (``endpoint.state-file``) it could not be written; nothing has changed.
         """
         async with self._lock:
-            value = self._state.to_save() | {"epochs": epochs.to_save(), "target": target_dict(target)}
+            value = self._state.to_save() | {"epochs": epochs.to_save()}
+            if target is not None:
+                value |= {"target": target_dict(target), "suspended": False}
+            elif self._state.target is not None:
+                value |= {"suspended": True}
             await asyncio.to_thread(save_state, self._path, value)
 
     def _unsaved(self) -> dict[str, Any] | None:

@@ -48,7 +48,7 @@ def results() -> Iterator[dict[str, str]]:
         "\n".join([
             "[Service]", "Type=oneshot", "TimeoutStartSec=120", f"ExecStart={sys.executable} {probe}",
             f"StandardOutput=truncate:{output}", f"WorkingDirectory={ROOT}", "Environment=PYTHONDONTWRITEBYTECODE=1",
-            *sandbox(), "",
+            *sandbox(), f"BindReadOnlyPaths={ROOT}", "",  # it may lie in /tmp, of which the service has its own
         ])
     )  # fmt: skip
     systemctl("daemon-reload")

@@ -113,6 +113,20 @@ def test_the_master_publishes_and_its_view_never_grows_old(board, now):
     assert board.age_seconds() == pytest.approx(3.0)
 
 
+def test_what_a_master_published_is_its_word_until_the_end_of_its_lease_whether_it_has_noticed_or_not(
+    board, now
+):
+    board.mine_until_seconds = now[0] + 6.0
+    board.publish(view(5, "a"))
+    now[0] += 5.0
+    assert (board.mine, board.age_seconds()) == (True, 0.0)
+    now[0] += 11.0  # frozen meanwhile
+    assert not board.mine
+    assert board.age_seconds() == pytest.approx(10.0)
+    board.withdraw()
+    assert board.age_seconds() == pytest.approx(10.0)
+
+
 def test_publishing_what_is_posted_already_wakes_nobody(board):
     board.publish(view(5, "a"))
     told = []
