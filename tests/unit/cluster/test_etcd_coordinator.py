@@ -255,7 +255,7 @@ async def test_an_etcd_that_is_full_keeps_its_master(stage):
     await stage.serving("a")
 
     async def full(*_):
-        raise EtcdError("etcd etcd:2379: mvcc: database space exceeded")
+        raise EtcdError("etcd etcd:2379: mvcc: database space exceeded", refused=True)
 
     client = stage.clients["a"]
     client.grant = client.change = full
