@@ -52,7 +52,7 @@ sim-mutants: setup  ## takes one rule of the election out at a time; a line for 
 	@nice $(BIN)/python -m tests.sim.mutants $(if $(SEED),--seed $(SEED))
 
 test-cluster: setup  ## whole clusters of real daemons and what each fault costs them, as a table (20 minutes; with root in network namespaces too)
-	$(BIN)/pytest -rs $(BETWEEN_NODES) tests/cluster $(PYTEST_ARGS)
+	$(BIN)/pytest -rs $(BETWEEN_NODES) tests/etcd tests/cluster $(PYTEST_ARGS)
 
 test-engines: setup  ## real vLLM and real SGLang on the CPU; installs them into a cache outside the checkout (minutes, GBs)
 	-$(BIN)/python plugins/kvtierd-vllm/engine-env/setup.py

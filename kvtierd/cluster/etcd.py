@@ -135,7 +135,10 @@ class EtcdCoordinator:
             while True:
                 pause_seconds = await self._step()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._bell.wait(), pause_seconds)
+                    async with asyncio.timeout(
+                        pause_seconds
+                    ):  # wait_for of Python 3.11 may lose a cancellation
+                        await self._bell.wait()
                 self._bell.clear()
         finally:
             watch.cancel()

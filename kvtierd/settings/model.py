@@ -296,7 +296,9 @@ class EtcdSettings(Section):
         for endpoint in self.endpoints:
             host, _, port = endpoint.rpartition(":")
             if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
-                raise ValueError(f"{endpoint!r} is not HOST:PORT (without http://; TLS is for the table tls to say)")
+                raise ValueError(
+                    f"{endpoint!r} is not HOST:PORT (without http://; TLS is for the table tls to say)"
+                )
         if len(set(self.endpoints)) != len(self.endpoints):
             raise ValueError("an endpoint is given twice")
         if not self.prefix.startswith("/"):

@@ -113,6 +113,14 @@ class Etcd:
                 assert time.monotonic() < deadline, member._log.read_text()[-2000:]
                 time.sleep(0.05)
 
+    def mend(self):
+        """All run, as after ``start``."""
+        for member in self.members:
+            if member.process is None:
+                member.start()
+            else:
+                member.thaw()
+
     def close(self):
         for member in self.members:
             member.kill()

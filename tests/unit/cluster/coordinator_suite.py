@@ -56,6 +56,7 @@ class Cluster:
         self.driver = driver
         self.nodes = dict(zip(nodes, coordinators, strict=True))
         self.said = {name: [] for name in nodes}
+        self.stopped = {name: [] for name in nodes}
         self.tasks = {}
 
     def begin(self, *names):
@@ -91,6 +92,11 @@ class Cluster:
             await asyncio.sleep(0.02)
         return value
 
+    async def hand_over(self, name, to):
+        """As the daemon does it: the MetaService is stopped first."""
+        self.stopped[name].append(boottime_seconds())
+        await self.nodes[name].hand_over(to)
+
     async def may_serve(self, name):
         """When the master's time to serve has come."""
         await self.until(lambda: self.standing(name).serve_after_seconds <= boottime_seconds())
@@ -105,7 +111,11 @@ class Cluster:
                 if current and (
                     standing is None or (standing.role, standing.epoch) != ("master", current.epoch)
                 ):
-                    ends = min(current.until_seconds, entry.at_seconds if entry else boottime_seconds())
+                    ends = min(
+                        current.until_seconds,
+                        entry.at_seconds if entry else boottime_seconds(),
+                        *(at for at in self.stopped[name] if at >= begins),
+                    )
                     found.append((begins, ends, name, current.epoch))
                     current = None
                 if standing and standing.role == "master":
@@ -227,7 +237,7 @@ class CoordinatorSuite:
         for to in [n for n in NODES if n != former] + [former]:
             master = await cluster.until(cluster.agreed)
             epoch = cluster.standing(master).epoch
-            await cluster.nodes[master].hand_over(to)
+            await cluster.hand_over(master, to)
             assert cluster.standing(master).role != "master"
             assert await cluster.until(cluster.agreed) == to
             assert cluster.standing(to).epoch > epoch

@@ -601,6 +601,66 @@ async def test_keys_that_somebody_else_wrote(stage):
     assert stage.master() is None
 
 
+@scene
+async def test_a_master_that_hears_of_a_later_epoch_takes_one_above_it(stage):
+    """The other nodes may know better than an etcd that was restored from a backup."""
+    known = (0, "")
+    stage.start("a", fence=lambda: known)
+    await stage.until(stage.master)
+    await asyncio.sleep(15)
+    known = (500, "c")
+    before = stage.now()
+    await stage.until(lambda: stage.master() == "a" and stage.standing("a").epoch > 500)
+    roles = [(s.role, s.epoch) for at, s in stage.said["a"] if at >= before]
+    assert roles[0] == ("follower", 500)
+    assert stage.standing("a").serve_after_seconds - stage.now() > 8  # whoever that is may still serve
+
+
+@scene
+async def test_a_new_leader_of_etcd_that_gives_no_new_lease_in_time_ends_the_term(stage):
+    """The old lease is renewed and proved, but a leader that was replaced may still end it."""
+    await stage.serving("a")
+    until = stage.standing("a").until_seconds
+    client = stage.clients["a"]
+
+    async def silent(*_):
+        await asyncio.sleep(1)
+        raise EtcdError("etcd etcd:2379: does not answer")
+
+    client.grant = silent
+    stage.etcd.new_leader(old_is_stuck=True)
+    ended = await stage.until(lambda: stage.master() is None)
+    assert ended == pytest.approx(until, abs=0.1)
+
+
+@pytest.mark.parametrize("rounds", range(6))
+def test_a_cancelled_run_ends_whatever_rings_at_that_moment(rounds):
+    @scene
+    async def act(stage):
+        node = stage.start("a")
+        await asyncio.sleep(1.0)
+        node._bell.set()
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        stage.tasks["a"].cancel()
+        await asyncio.wait([stage.tasks["a"]], timeout=1.0)
+        assert stage.tasks["a"].cancelled()
+
+    act()
+
+
+@scene
+async def test_who_hears_of_a_standing_first(stage):
+    """The network of peers has it before the daemon acts on it."""
+    told = []
+    node = stage.start("a", heard=lambda s: told.append(("heard", s.role, s.epoch)))
+    stage.tasks["a"].cancel()
+    running = asyncio.create_task(node.run(lambda s: told.append(("changed", s.role, s.epoch))))
+    await stage.until(stage.master)
+    running.cancel()
+    assert [who for who, role, _ in told if role == "master"][:2] == ["heard", "changed"]
+
+
 # -- numbers and settings
 
 
