@@ -135,9 +135,8 @@ class EtcdCoordinator:
             while True:
                 pause_seconds = await self._step()
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(
-                        pause_seconds
-                    ):  # wait_for of Python 3.11 may lose a cancellation
+                    # wait_for of Python 3.11 may lose a cancellation.
+                    async with asyncio.timeout(pause_seconds):
                         await self._bell.wait()
                 self._bell.clear()
         finally:
