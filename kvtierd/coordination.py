@@ -82,12 +82,15 @@ def make_coordination(
     held = held_lease(Path(settings.paths.runtime)) if meta_runs else None
     coordinator: Coordinator
     if cluster.mode == "etcd":
-        highest = seen.load()
+        highest, master = seen.load(), seen.master
+        named = MasterStore(directory / "master.json", cluster.name).load()
+        if named is not None and named.epoch > highest:  # the mode was static before
+            highest, master = named.epoch, named.master
         coordinator = etcd_coordinator(
             settings,
             node,
             highest_epoch=highest,
-            highest_master=seen.master,
+            highest_master=master,
             held_epoch=held.epoch if held is not None else 0,
             fence=lambda: (seen.epoch, seen.master),
             heard=Announcer(network).hear,
