@@ -6,6 +6,7 @@ the coordinator, and ``tests/etcd`` runs it over each.
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -74,6 +75,21 @@ def test_the_masters_host_is_lost(lab: Cluster) -> None:
         run.now()
         lab[master].kill_host()
         run.settle(moved=True, gone={master})
+
+
+def test_a_frozen_daemon_loses_its_meta_service_in_time_and_follows_when_it_wakes(lab: Cluster) -> None:
+    """Nobody in the process could end it; the guard does, before etcd lets another node in."""
+    with FaultRun(lab, "etcd: SIGSTOP of the master's daemon") as run:
+        node = lab[run.master]
+        pid = node.daemon_pid
+        assert pid is not None
+        run.now()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            lab.master(60, but={run.master})
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        run.settle(moved=True)
 
 
 def test_a_switchover_under_load(lab: Cluster) -> None:
