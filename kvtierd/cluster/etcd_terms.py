@@ -166,8 +166,11 @@ class Terms:
             term.unsure = not settled.succeeded
 
     async def prepare_release(self) -> int:
-        """A lease for the head start of a successor. Every member is asked, if need be."""
-        for _ in self._config.endpoints[1:]:
+        """A lease for the head start of a successor.
+
+        Every member is asked, if need be, and the first one twice: its connection may be from before it was restarted.
+        """
+        for _ in self._config.endpoints:
             try:
                 return (await self._client.grant(self._config.head_start_seconds)).ID
             except EtcdError:

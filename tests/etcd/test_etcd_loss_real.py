@@ -171,6 +171,10 @@ async def test_an_etcd_that_was_restored_from_a_backup(one):
     backup = member.data.with_name("backup")
     shutil.copytree(member.data, backup)
     member.start()
+    restarted = boottime_seconds()
+    await cluster.until(
+        lambda: (a := cluster.agreed()) and cluster.standing(a).until_seconds > restarted + LEASE_SECONDS
+    )
     for to in [name for name in NODES if name != master]:
         await cluster.hand_over(await cluster.until(cluster.agreed), to)
         await cluster.until(lambda to=to: cluster.agreed() == to)

@@ -471,6 +471,21 @@ async def test_hand_over_without_etcd_changes_nothing(stage):
     assert stage.master() == "a"
 
 
+@scene
+async def test_hand_over_over_a_connection_of_before_etcd_was_restarted(stage):
+    """The MetaService has been stopped for it, so it does not fail for that."""
+    await stage.serving()
+    client = stage.clients["a"]
+
+    async def stale(ttl):
+        del client.grant
+        raise EtcdError("etcd etcd:2379: Socket closed")
+
+    client.grant = stale
+    await stage.nodes["a"].hand_over("b")
+    await stage.until(lambda: stage.master() == "b", 1.0)
+
+
 @pytest.mark.parametrize("happened", [True, False])
 def test_hand_over_that_nobody_hears_of(happened):
     """It may have happened; so this node is not the master until etcd says that it still is."""
