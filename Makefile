@@ -51,8 +51,8 @@ sim: setup  ## ELECTIONS=N simulated elections under faults, SEED=S to repeat on
 sim-mutants: setup  ## takes one rule of the election out at a time; a line for each says whether the simulation notices
 	@nice $(BIN)/python -m tests.sim.mutants $(if $(SEED),--seed $(SEED))
 
-test-cluster: setup  ## whole clusters of real daemons and what each fault costs them, as a table (20 minutes; with root in network namespaces too)
-	$(BIN)/pytest -rs $(BETWEEN_NODES) tests/cluster $(PYTEST_ARGS)
+test-cluster: setup  ## whole clusters of real daemons and what each fault costs them, as a table (half an hour; with root in network namespaces too)
+	$(BIN)/pytest -rs $(BETWEEN_NODES) tests/etcd tests/cluster $(PYTEST_ARGS)
 
 test-engines: setup  ## real vLLM and real SGLang on the CPU; installs them into a cache outside the checkout (minutes, GBs)
 	-$(BIN)/python plugins/kvtierd-vllm/engine-env/setup.py

@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 from kvtierd import __version__
+from kvtierd.cluster.announcer import Announcer
 from kvtierd.cluster.election_messages import HeldLease
 from kvtierd.cluster.epoch_store import EpochStore, SeenEpochStore
 from kvtierd.cluster.etcd import etcd_coordinator
@@ -81,13 +82,18 @@ def make_coordination(
     held = held_lease(Path(settings.paths.runtime)) if meta_runs else None
     coordinator: Coordinator
     if cluster.mode == "etcd":
-        highest = seen.load()
+        highest, master = seen.load(), seen.master
+        named = MasterStore(directory / "master.json", cluster.name).load()
+        if named is not None and named.epoch > highest:  # the mode was static before
+            highest, master = named.epoch, named.master
         coordinator = etcd_coordinator(
             settings,
             node,
             highest_epoch=highest,
-            highest_master=seen.master,
+            highest_master=master,
             held_epoch=held.epoch if held is not None else 0,
+            fence=lambda: (seen.epoch, seen.master),
+            heard=Announcer(network).hear,
         )
         return Coordination(network, coordinator, security, following)
     if node in cluster.voters:
@@ -155,6 +161,11 @@ def facts_of(plan: NodePlan | None, settings: Settings) -> NodeFacts:
 def settings_digest(settings: Settings) -> str:
     """Of what must be the same on all nodes; sizes, ports and engines of one node are its own affair."""
     cluster = settings.cluster.model_dump(mode="json", exclude={"tls", "etcd"})
+    if (
+        settings.cluster.mode == "etcd"
+    ):  # two nodes that ask two etcds, or look at other keys, elect two masters
+        etcd = settings.cluster.etcd
+        cluster["etcd"] = {"endpoints": sorted(etcd.endpoints), "prefix": etcd.prefix}
     agreed = {
         "cluster": cluster,
         "pool": settings.pool.model_dump(

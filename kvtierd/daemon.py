@@ -190,6 +190,7 @@ class Daemon:
             meta_runs=meta is not None and meta.pid is not None,
         )
         self._mastership = Mastership(node, part)
+        self._mastership.judge_fitness()  # before an election can begin
         self._verbs.cluster.join(part, self._mastership)
         # Whatever the master says anew is acted on at once, not in the next round.
         part.network.board.listeners.append(node.supervisor.poke)

@@ -22,6 +22,7 @@ import logging
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from kvtierd.cluster.clock import boottime_seconds
 from kvtierd.cluster.etcd_client import EtcdClient, EtcdError
@@ -38,10 +39,8 @@ _SHORTEST_PAUSE_SECONDS = 0.1
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def etcd_coordinator(
-    settings: Settings, node: str, *, highest_epoch: int = 0, highest_master: str = "", held_epoch: int = 0
-) -> EtcdCoordinator:
-    """The coordinator that the settings ask for; the epochs as in ``EtcdCoordinator``.
+def etcd_coordinator(settings: Settings, node: str, **more: Any) -> EtcdCoordinator:
+    """The coordinator that the settings ask for; ``more`` as in ``EtcdCoordinator``.
 
     Raises:
         ClusterError: ``cluster.no-such-node``: this node is not among the peers.
@@ -55,13 +54,7 @@ def etcd_coordinator(
         prefix=cluster.etcd.prefix,
         lease_seconds=cluster.lease,
     )
-    return EtcdCoordinator(
-        config,
-        cluster.etcd.tls,
-        highest_epoch=highest_epoch,
-        highest_master=highest_master,
-        held_epoch=held_epoch,
-    )
+    return EtcdCoordinator(config, cluster.etcd.tls, **more)
 
 
 class EtcdCoordinator:
@@ -80,6 +73,8 @@ class EtcdCoordinator:
         highest_epoch: int = 0,
         highest_master: str = "",
         held_epoch: int = 0,
+        fence: Callable[[], tuple[int, str]] = lambda: (0, ""),
+        heard: Callable[[Standing], None] = lambda standing: None,
         boot: str = "",
         client: EtcdClient | None = None,
         clock: Callable[[], float] = boottime_seconds,
@@ -93,6 +88,8 @@ class EtcdCoordinator:
             highest_master: The master of that one.
             held_epoch: Of a MetaService of this node that runs on under its guard, 0 when there is none. Its term goes
                 on even if the node is not fit.
+            fence: The highest epoch followed and its master, as known now: the other nodes may know better than etcd.
+            heard: Called with every new standing, before whoever runs this.
             boot: Boot id of this host; by default the kernel's.
             client: For tests; by default one for the configured endpoints.
             clock: ``CLOCK_BOOTTIME``.
@@ -107,6 +104,7 @@ class EtcdCoordinator:
         self._highest_epoch = highest_epoch
         self._highest_master = highest_master
         self._held_epoch = held_epoch
+        self._fence, self._heard = fence, heard
         self._standing = Standing("unknown", highest_epoch, why="etcd has not answered yet")
         self._term: Term | None = None
         self._fit = True
@@ -115,6 +113,7 @@ class EtcdCoordinator:
         self._in_touch_seconds = float("-inf")
         self._out_of_touch = False
         self._failures = 0
+        self._problem = ""
         self._changed: Callable[[Standing], None] = lambda standing: None
         self._bell = asyncio.Event()
         self._lock = asyncio.Lock()  # one conversation with etcd at a time; the watch only rings the bell
@@ -136,7 +135,9 @@ class EtcdCoordinator:
             while True:
                 pause_seconds = await self._step()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._bell.wait(), pause_seconds)
+                    # wait_for of Python 3.11 may lose a cancellation.
+                    async with asyncio.timeout(pause_seconds):
+                        await self._bell.wait()
                 self._bell.clear()
         finally:
             watch.cancel()
@@ -201,6 +202,7 @@ class EtcdCoordinator:
         """Does what is due; seconds until the next one."""
         async with self._lock:
             self._expire()
+            self._mind_the_fence()
             sent = self._clock()
             try:
                 if self._term is not None:
@@ -211,7 +213,7 @@ class EtcdCoordinator:
                 return self._failed(str(error))
             except ClusterError as error:
                 return self._failed(error.message)
-            self._failures = 0
+            self._failures, self._problem = 0, ""
             self._out_of_touch = False
             return 0.0 if again else max(0.0, sent + self.config.renew_seconds - self._clock())
 
@@ -282,13 +284,10 @@ class EtcdCoordinator:
             return True
         term.until_seconds = max(term.until_seconds, proof.until_seconds)
         self._publish_term(term)
-        before = term.until_seconds
         try:
-            await self._terms.tend(term, proof)
+            await self._terms.tend(term)
         except EtcdError as error:
             _log.warning("writing to etcd: %s", error)
-        if self._term is term and term.until_seconds > before:
-            self._publish_term(term)
         return False
 
     async def _release(self, term: Term, to: str) -> None:
@@ -350,10 +349,16 @@ class EtcdCoordinator:
     def _expire(self) -> None:
         """Comes before everything else: a process that was frozen finds answers that its term has not lived to see."""
         if self._term is not None and self._clock() >= self._term.until_seconds:
-            problems = [
-                f"{endpoint} {c.problem}" for endpoint, c in self.client.contacts.items() if c.problem
-            ]
-            self._lose(f"its lease was not renewed: {', '.join(problems) or 'no answer in time'}")
+            self._lose(f"its lease was not renewed: {self._problem or 'no answer in time'}")
+
+    def _mind_the_fence(self) -> None:
+        """A later epoch that another node was followed in: nobody who knows of it would follow this node's own."""
+        epoch, master = self._fence()
+        if epoch <= self._highest_epoch:
+            return
+        self._highest_epoch, self._highest_master = epoch, master
+        if self._term is not None:
+            self._lose(f"{master} was followed in epoch {epoch} already")
 
     def _lose(self, why: str) -> None:
         self._former, self._term = self._term, None
@@ -367,6 +372,7 @@ class EtcdCoordinator:
 
     def _failed(self, why: str) -> float:
         """One attempt has failed; seconds until the next one."""
+        self._problem = why
         now = self._clock()
         out_of_touch = now - self._in_touch_seconds >= self.config.lease_seconds
         if self._term is None and out_of_touch and not self._out_of_touch:
@@ -385,6 +391,7 @@ class EtcdCoordinator:
     def _publish(self, standing: Standing) -> None:
         if standing != self._standing:
             self._standing = standing
+            self._heard(standing)
             self._changed(standing)
 
     async def _watch(self) -> None:
@@ -403,6 +410,6 @@ def _unreachable(to: str, why: str) -> ClusterError:
     return ClusterError(
         f"mastership was not handed over to {to}",
         why=why,
-        hint="kvtierctl peers shows how etcd's members answer",
+        hint="etcdctl endpoint health says how its members are; kvtierctl status whether this node is still the master",
         code="cluster.unreachable",
     )

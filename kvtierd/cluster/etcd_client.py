@@ -41,7 +41,14 @@ _ERRORS = (grpc.aio.AioRpcError, grpc.aio.UsageError, grpc.aio.InternalError, OS
 
 
 class EtcdError(Exception):
-    """A member did not do what was asked, or did not say so. The text names the member and is for operators."""
+    """A member did not do what was asked, or did not say so. The text names the member and is for operators.
+
+    ``refused``: it answered that it will not, so nothing was done, and another member would say the same.
+    """
+
+    def __init__(self, text: str, *, refused: bool = False) -> None:
+        super().__init__(text)
+        self.refused = refused
 
 
 @dataclasses.dataclass(slots=True)
@@ -181,7 +188,7 @@ class EtcdClient:
         if other_member and endpoint == self.endpoint:
             self._current = (self._current + 1) % len(self._endpoints)
             await self.close()
-        return EtcdError(f"etcd {endpoint}: {words}")
+        return EtcdError(f"etcd {endpoint}: {words}", refused=not other_member)
 
 
 def _words(endpoint: str, error: Exception) -> str:

@@ -5,11 +5,14 @@ follows for the node, is the coordinator's business (``etcd``). The keys are in 
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable
 
 from kvtierd.cluster.etcd_client import EtcdClient, EtcdError
 from kvtierd.cluster.etcd_config import EtcdConfig
 from kvtierd.cluster.etcd_keys import HELD, RELEASED, UNSURE, Holder, Keys, Snapshot
+
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(slots=True)
@@ -35,10 +38,9 @@ class Term:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Proof:
-    """That a term goes on, and under which raft term of etcd."""
+    """That a term goes on."""
 
     until_seconds: float
-    raft_term: int
 
 
 class TermOverError(Exception):
@@ -123,6 +125,9 @@ class Terms:
     async def prove(self, term: Term, sent_seconds: float) -> Proof:
         """Renews the lease and makes sure that it counts.
 
+        After a change of etcd's leader it counts only with a new lease: one from before may still be ended by the leader
+        of then, at any moment. An etcd that says that it is full grants none, to nobody; then the old one has to do.
+
         Raises:
             TermOverError: It has ended.
             EtcdError: It may or may not have been renewed.
@@ -142,19 +147,30 @@ class Terms:
         if seen.raft_term != kept.header.raft_term:
             terms = f"{kept.header.raft_term} and {seen.raft_term}"
             raise EtcdError(f"etcd changes its leader, or a proxy is in between: raft terms {terms}")
-        return Proof(sent_seconds + self._config.term_seconds(kept.TTL), seen.raft_term)
+        if seen.raft_term != term.raft_term:
+            try:
+                attached = await self._attach(term)
+            except EtcdError as error:
+                if not error.refused:
+                    raise
+                _log.warning("etcd has a new leader, and gives no new lease: %s", error)
+            else:
+                if not attached:
+                    raise EtcdError("the key in etcd has changed meanwhile")
+        return Proof(sent_seconds + self._config.term_seconds(kept.TTL))
 
-    async def tend(self, term: Term, proof: Proof) -> None:
+    async def tend(self, term: Term) -> None:
         """Writes what is due; it does not matter to the term when that fails, and is due again next time."""
-        if proof.raft_term != term.raft_term:
-            await self._attach(term)
         if term.unsure and self._clock() >= term.serve_after_seconds:
             settled = await self._client.change(self._keys.settle(term.holder))
             term.unsure = not settled.succeeded
 
     async def prepare_release(self) -> int:
-        """A lease for the head start of a successor. Every member is asked, if need be."""
-        for _ in self._config.endpoints[1:]:
+        """A lease for the head start of a successor.
+
+        Every member is asked, if need be, and the first one twice: its connection may be from before it was restarted.
+        """
+        for _ in self._config.endpoints:
             try:
                 return (await self._client.grant(self._config.head_start_seconds)).ID
             except EtcdError:

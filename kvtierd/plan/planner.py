@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
 from kvtierd.mmc_conf.lookup import find_key
+from kvtierd.mmc_conf.urls import MmcUrl
 from kvtierd.mmc_conf.versions import resolve_version
 from kvtierd.plan.addresses import plan_addresses
 from kvtierd.plan.docker import IMAGE_CANN_HOME
@@ -276,11 +277,12 @@ class _Planner:
                 f"this node ({self.node}) is a witness: it only votes and runs nothing",
                 "start kvtierd with --witness there, or take witness = true out",
             )
-        if cluster.mode == "etcd":
+        beyond = [e for e in cluster.etcd.endpoints if not _is_local(e)]
+        if cluster.mode == "etcd" and cluster.etcd.tls is None and beyond and not cluster.insecure:
             self.remarks.refuse(
-                "cluster.etcd-unproven",
-                'mode = "etcd" is not in this version: it has not been proved with an etcd that fails',
-                'write mode = "lease" with 3 or 5 voters, or mode = "static"',
+                "cluster.etcd-plain",
+                f"etcd at {beyond[0]} would be talked to without TLS: anybody in the network could name the master",
+                "write [cluster.etcd] tls = { ca, cert, key }, or [cluster] insecure = true",
             )
         if cluster.mode in {"lease", "etcd"} and meta.runner == "docker":
             self.remarks.refuse(
@@ -466,3 +468,8 @@ def _with_files_digest(unit: UnitSpec, files: list[FileSpec], version: str) -> U
     mine = sorted((f.path, _lasting(f, version)) for f in files if f.path in unit.files)
     digest = hashlib.sha256(json.dumps(mine).encode()).hexdigest()[:16]
     return unit.model_copy(update={"files_digest": digest})
+
+
+def _is_local(endpoint: str) -> bool:
+    host, _, port = endpoint.rpartition(":")
+    return MmcUrl("", host.strip("[]"), int(port)).reach == "loopback"

@@ -270,7 +270,10 @@ class TlsSettings(Section):
 
 
 class EtcdTlsSettings(Section):
-    """[cluster.etcd] tls: certificates for talking to etcd; without this table there is no TLS, loopback only."""
+    """[cluster.etcd] tls: certificates for talking to etcd; without this table there is no TLS, which is for loopback.
+
+    An etcd with users (``auth enable``) takes the certificate's common name for the user's.
+    """
 
     ca: AbsolutePath = Field(
         "/etc/kvtierd/tls/etcd-ca.pem", description="signs the certificates of etcd's members"
@@ -285,8 +288,22 @@ class EtcdSettings(Section):
     endpoints: tuple[str, ...] = Field(
         (), description="host:port of its members", examples=[["10.0.0.1:2379", "10.0.0.2:2379"]]
     )
-    prefix: str = Field("/kvtierd", description="where its keys are kept")
+    prefix: str = Field("/kvtierd", description="its keys are under PREFIX/NAME OF THE CLUSTER/")
     tls: EtcdTlsSettings | None = None
+
+    @model_validator(mode="after")
+    def _well_formed(self) -> Self:
+        for endpoint in self.endpoints:
+            host, _, port = endpoint.rpartition(":")
+            if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536:
+                raise ValueError(
+                    f"{endpoint!r} is not HOST:PORT (without http://; TLS is for the table tls to say)"
+                )
+        if len(set(self.endpoints)) != len(self.endpoints):
+            raise ValueError("an endpoint is given twice")
+        if not self.prefix.startswith("/"):
+            raise ValueError(f"prefix {self.prefix!r} does not begin with /")
+        return self
 
 
 class ClusterSettings(Section):

@@ -10,6 +10,7 @@ import pytest
 
 # The test directories are no packages; this lets the tests of this directory say ``from cluster_lab import cluster``.
 sys.path.insert(0, str(Path(__file__).parent.parent / "e2e"))  # netns_lab
+sys.path.insert(0, str(Path(__file__).parent.parent / "etcd"))  # etcd_lab
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fault_table import FAULTS, table

@@ -1,7 +1,5 @@
-"""Mode etcd is in the making: these tests are not part of ``make test`` yet, and not all of them pass.
-
-What they share is with the cluster's unit tests.
-"""
+"""Mode etcd over real etcds: a part of ``make test-cluster``. What needs none is with the cluster's unit tests, and so is
+the suite that all ways of naming a master have to pass."""
 
 import sys
 from pathlib import Path

@@ -256,6 +256,17 @@ def test_what_must_agree_is_in_the_digest_and_what_is_a_node_s_own_is_not() -> N
     assert digest(cluster={"mode": "lease", "lease": "9s", "peers": PEERS}) != digest()
 
 
+def test_nodes_that_ask_another_etcd_or_look_at_other_keys_differ() -> None:
+    def digest(**etcd: Any) -> str:
+        cluster = {"mode": "etcd", "peers": PEERS, "etcd": etcd}
+        return settings_digest(Settings(pool={"dram": 1 << 30}, cluster=cluster))  # type: ignore[arg-type]
+
+    one = digest(endpoints=["10.0.0.8:1", "10.0.0.9:1"])
+    assert digest(endpoints=["10.0.0.9:1", "10.0.0.8:1"], tls={"ca": "/else/where.pem"}) == one
+    assert digest(endpoints=["10.0.0.8:1"]) != one
+    assert digest(endpoints=["10.0.0.8:1", "10.0.0.9:1"], prefix="/other") != one
+
+
 def test_only_the_first_epoch_with_nobody_to_come_back_is_a_founding(tmp_path: Path) -> None:
     world = World(tmp_path, dataclasses.replace(MASTER, epoch=1))
     assert world.mastership.founding

@@ -686,8 +686,27 @@ def test_the_documented_json_shape():
     assert set(made["units"][0]) >= {"id", "kind", "argv", "env", "user", "devices", "files"}
 
 
-def test_mode_etcd_is_refused_until_it_is_proved():
-    cluster = {"mode": "etcd", "peers": PEERS, "etcd": {"endpoints": ["10.0.0.9:2379"]}}
-    assert "cluster.etcd-unproven" in codes(
-        plan(configured(cluster=cluster), host("a2-2cards"), node="a").refusals
-    )
+@pytest.mark.parametrize(
+    ("endpoints", "more", "refused"),
+    [
+        (["10.0.0.9:2379"], {}, True),
+        (["127.0.0.1:2379", "10.0.0.9:2379"], {}, True),
+        (["etcd.example.org:2379"], {}, True),
+        (["127.0.0.1:2379", "localhost:2379", "[::1]:2379"], {}, False),
+        (["10.0.0.9:2379"], {"insecure": True}, False),
+        (["10.0.0.9:2379"], {"tls": {}}, False),
+    ],
+)
+def test_an_etcd_elsewhere_is_talked_to_with_certificates_or_by_the_operators_word(endpoints, more, refused):
+    etcd = {"endpoints": endpoints} | {k: v for k, v in more.items() if k == "tls"}
+    cluster = {"mode": "etcd", "peers": PEERS, "etcd": etcd} | {k: v for k, v in more.items() if k != "tls"}
+    told = codes(plan(configured(cluster=cluster), host("a2-2cards"), node="a").refusals)
+    assert ("cluster.etcd-plain" in told) is refused
+
+
+def test_in_mode_etcd_every_node_is_ready_to_become_the_master():
+    cluster = {"mode": "etcd", "peers": PEERS, "etcd": {"endpoints": ["127.0.0.1:2379"]}}
+    for node in ("a", "b", "c"):
+        made = plan(configured(cluster=cluster, engine=[engine()]), host("a2-2cards"), node=node)
+        assert not made.refusals
+        assert made.unit("kvtier-meta-main").guard_file

@@ -216,6 +216,17 @@ THREE = (
             + THREE.replace(", witness = true", ""),
             "",
         ),
+        *(
+            (f'mode = "etcd"\netcd = {{ {etcd} }}\n' + THREE.replace(", witness = true", ""), wrong)
+            for etcd, wrong in (
+                ('endpoints = ["http://10.0.0.9:2379"]', "is not HOST:PORT"),
+                ('endpoints = ["10.0.0.9"]', "is not HOST:PORT"),
+                ('endpoints = ["10.0.0.9:70000"]', "is not HOST:PORT"),
+                ('endpoints = ["10.0.0.9:2379", "10.0.0.9:2379"]', "given twice"),
+                ('endpoints = ["10.0.0.9:2379"], prefix = "kvtierd"', "does not begin with /"),
+                ('endpoints = ["[fd00::9]:2379", "etcd-1.example.org:2379"], prefix = "/site/kvtierd"', ""),
+            )
+        ),
         (
             'mode = "lease"\n' + THREE.replace("witness = true", "witness = true, voter = false"),
             "does nothing",

@@ -185,13 +185,13 @@ async def test_the_term_counts_from_when_the_request_was_sent(stage):
 
     async def slow(lease):
         kept = await keep_alive(lease)
-        await asyncio.sleep(3)
+        await asyncio.sleep(2)
         return kept
 
     stage.clients["a"].keep_alive = slow
     await asyncio.sleep(20)
     for at, standing in stage.said["a"][-2:]:
-        assert standing.until_seconds - at == pytest.approx(TERM - 3, abs=0.1)
+        assert standing.until_seconds - at == pytest.approx(TERM - 2, abs=0.1)
 
 
 @scene
@@ -222,7 +222,6 @@ async def test_a_renewal_by_a_leader_that_was_replaced_does_not_count(stage):
     await stage.serving("a")
     before = stage.standing("a").until_seconds
     stage.etcd.new_leader(old_is_stuck=True)
-    keep_alive = stage.clients["a"].keep_alive
 
     async def by_the_old_one(lease):
         return stage.etcd.stuck_keep_alive(lease)
@@ -230,9 +229,7 @@ async def test_a_renewal_by_a_leader_that_was_replaced_does_not_count(stage):
     stage.clients["a"].keep_alive = by_the_old_one
     await stage.until(lambda: stage.master() is None)
     assert stage.now() == pytest.approx(before, abs=0.1)
-    assert "keep_alive" not in stage.clients["a"].asked[-5:]
-    stage.clients["a"].keep_alive = keep_alive
-    assert any("raft terms 2 and 3" in s.why for _, s in stage.said["a"]) or True
+    assert "raft terms 2 and 3" in stage.standing("a").why
 
 
 @scene
@@ -258,7 +255,7 @@ async def test_an_etcd_that_is_full_keeps_its_master(stage):
     await stage.serving("a")
 
     async def full(*_):
-        raise EtcdError("etcd etcd:2379: mvcc: database space exceeded")
+        raise EtcdError("etcd etcd:2379: mvcc: database space exceeded", refused=True)
 
     client = stage.clients["a"]
     client.grant = client.change = full
@@ -474,6 +471,21 @@ async def test_hand_over_without_etcd_changes_nothing(stage):
     assert stage.master() == "a"
 
 
+@scene
+async def test_hand_over_over_a_connection_of_before_etcd_was_restarted(stage):
+    """The MetaService has been stopped for it, so it does not fail for that."""
+    await stage.serving()
+    client = stage.clients["a"]
+
+    async def stale(ttl):
+        del client.grant
+        raise EtcdError("etcd etcd:2379: Socket closed")
+
+    client.grant = stale
+    await stage.nodes["a"].hand_over("b")
+    await stage.until(lambda: stage.master() == "b", 1.0)
+
+
 @pytest.mark.parametrize("happened", [True, False])
 def test_hand_over_that_nobody_hears_of(happened):
     """It may have happened; so this node is not the master until etcd says that it still is."""
@@ -602,6 +614,66 @@ async def test_keys_that_somebody_else_wrote(stage):
     assert stage.standing("b").role == "unknown"
     assert "not a number" in stage.standing("b").why
     assert stage.master() is None
+
+
+@scene
+async def test_a_master_that_hears_of_a_later_epoch_takes_one_above_it(stage):
+    """The other nodes may know better than an etcd that was restored from a backup."""
+    known = (0, "")
+    stage.start("a", fence=lambda: known)
+    await stage.until(stage.master)
+    await asyncio.sleep(15)
+    known = (500, "c")
+    before = stage.now()
+    await stage.until(lambda: stage.master() == "a" and stage.standing("a").epoch > 500)
+    roles = [(s.role, s.epoch) for at, s in stage.said["a"] if at >= before]
+    assert roles[0] == ("follower", 500)
+    assert stage.standing("a").serve_after_seconds - stage.now() > 8  # whoever that is may still serve
+
+
+@scene
+async def test_a_new_leader_of_etcd_that_gives_no_new_lease_in_time_ends_the_term(stage):
+    """The old lease is renewed and proved, but a leader that was replaced may still end it."""
+    await stage.serving("a")
+    until = stage.standing("a").until_seconds
+    client = stage.clients["a"]
+
+    async def silent(*_):
+        await asyncio.sleep(1)
+        raise EtcdError("etcd etcd:2379: does not answer")
+
+    client.grant = silent
+    stage.etcd.new_leader(old_is_stuck=True)
+    ended = await stage.until(lambda: stage.master() is None)
+    assert ended == pytest.approx(until, abs=0.1)
+
+
+@pytest.mark.parametrize("rounds", range(6))
+def test_a_cancelled_run_ends_whatever_rings_at_that_moment(rounds):
+    @scene
+    async def act(stage):
+        node = stage.start("a")
+        await asyncio.sleep(1.0)
+        node._bell.set()
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        stage.tasks["a"].cancel()
+        await asyncio.wait([stage.tasks["a"]], timeout=1.0)
+        assert stage.tasks["a"].cancelled()
+
+    act()
+
+
+@scene
+async def test_who_hears_of_a_standing_first(stage):
+    """The network of peers has it before the daemon acts on it."""
+    told = []
+    node = stage.start("a", heard=lambda s: told.append(("heard", s.role, s.epoch)))
+    stage.tasks["a"].cancel()
+    running = asyncio.create_task(node.run(lambda s: told.append(("changed", s.role, s.epoch))))
+    await stage.until(stage.master)
+    running.cancel()
+    assert [who for who, role, _ in told if role == "master"][:2] == ["heard", "changed"]
 
 
 # -- numbers and settings
