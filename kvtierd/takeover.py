@@ -15,6 +15,7 @@ from kvtierd.control.v1 import control_pb2 as pb
 from kvtierd.endpoint.control import EndpointControl
 from kvtierd.errors import KvtierError, PlanError
 from kvtierd.events import Severity
+from kvtierd.host.hosts_file import check_writable
 from kvtierd.host_plan import plan_this_host
 from kvtierd.memcache.health import ExpectedPool
 from kvtierd.node import Node
@@ -104,7 +105,11 @@ class Takeover:
                 "[paths] cannot change while kvtierd runs", hint="kvtierctl stop --all, then restart kvtierd"
             )
         node.plugins = await asyncio.to_thread(load_plugins)  # one may have been installed meanwhile
-        return settings, await plan_this_host(settings, node.plugins)
+        led_to = node.plan.direct.master if node.plan is not None and node.plan.direct is not None else None
+        plan = await plan_this_host(settings, node.plugins, master=led_to)
+        if plan.direct is not None and plan.direct.alias:
+            await asyncio.to_thread(check_writable)
+        return settings, plan
 
     def _tell_of_plugins(self, plan: NodePlan) -> None:
         """Events for what is wrong with plugins: each text when it comes up, not with every reload."""
@@ -171,7 +176,8 @@ class Takeover:
         relay = plan.unit(ENDPOINT_ID) is not None
         expected = ExpectedPool(plan.pool.capacity_bytes, plan.pool.providers, plan.pool.alignment_bytes)
         purge = settings.pool.purge_on_unclean
-        basis = (plan.meta, expected, relay, purge, meta.argv if meta else None)
+        address = plan.meta and (plan.meta.server_meta_url, plan.meta.metrics_url)
+        basis = (address, plan.tls, expected, relay, purge, meta.argv if meta else None)
         if node.keeper is not None and basis == self._keeper_basis:
             return  # what it knows of the pool stays true
         if node.keeper is not None:

@@ -138,7 +138,11 @@ class Comeback:
             return ()
         late = look.now_seconds - self._up_since_seconds >= DEADLINE_SECONDS
         for client in sorted(look.clients, key=lambda c: c.kind == "engine"):
-            if client.unit in self.missing and client.unit not in self._rolled and (late or not client.follows):
+            if (
+                client.unit in self.missing
+                and client.unit not in self._rolled
+                and (late or not client.follows)
+            ):
                 self._rolled[client.unit] = client.instance
                 self._rolled_at_seconds = look.now_seconds
                 return (Roll(client.unit, client.kind, self.missing[client.unit]),)

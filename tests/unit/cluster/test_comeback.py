@@ -22,7 +22,9 @@ OTHER = ClientSeen("engine-f", "engine", "f1", linked=True)
 RANKS = {0: PoolRank(0, "provider", True, 64)}
 
 
-def look(*clients: ClientSeen, at: float = 0.0, up: bool = True, is_open: bool = True, epoch: int = 2) -> Look:
+def look(
+    *clients: ClientSeen, at: float = 0.0, up: bool = True, is_open: bool = True, epoch: int = 2
+) -> Look:
     return Look(at, epoch, up, is_open, clients, RANKS)
 
 
