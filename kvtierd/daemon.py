@@ -486,7 +486,7 @@ class Daemon:
             return None  # verified once: its sockets do not move; that it answers, the probe sees
         expected = {(p.address, p.port) for p in plan.ports if p.unit == spec.id}
         problem = await check_meta(
-            plan.meta.metrics_url, expected, process.pid, container=container_of(spec.argv)
+            plan.meta.metrics_url, expected, process.pid, container=container_of(spec.argv), tls=plan.tls
         )
         if problem is None:
             self._meta_verified = process.instance

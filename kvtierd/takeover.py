@@ -16,6 +16,7 @@ from kvtierd.endpoint.control import EndpointControl
 from kvtierd.errors import KvtierError, PlanError
 from kvtierd.events import Severity
 from kvtierd.host.hosts_file import check_writable
+from kvtierd.host.memcache_tls import prepare_tls
 from kvtierd.host_plan import plan_this_host
 from kvtierd.memcache.health import ExpectedPool
 from kvtierd.node import Node
@@ -23,7 +24,7 @@ from kvtierd.plan.docker import IMAGE_PYTHON, container_of, exec_argv
 from kvtierd.plan.model import NodePlan, UnitSpec
 from kvtierd.plan.units import ENDPOINT_ID, META_ID, engine_id
 from kvtierd.plugins import load_plugins
-from kvtierd.provision import make_directories, reserve_hugepages, save_plan, sync_files
+from kvtierd.provision import make_directories, owner_of, reserve_hugepages, save_plan, sync_files
 from kvtierd.settings import Settings, load_settings
 from kvtierd.tier.keeper import TierKeeper
 from kvtierd.tier.machine import TierMachine
@@ -135,6 +136,8 @@ class Takeover:
         if node.hugepages.problem:
             node.events.add("error", "hugepages.short", node.hugepages.problem)
         await asyncio.to_thread(make_directories, settings, plan)
+        if plan.tls is not None:
+            await asyncio.to_thread(prepare_tls, plan.tls, owner_of(plan.tls.user))
         written = await asyncio.to_thread(sync_files, plan.files)
         await asyncio.to_thread(save_plan, settings, plan)
         node.settings, node.plan, node.problems = settings, plan, []
