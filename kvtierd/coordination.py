@@ -155,12 +155,16 @@ def facts_of(plan: NodePlan | None, settings: Settings) -> NodeFacts:
 def settings_digest(settings: Settings) -> str:
     """Of what must be the same on all nodes; sizes, ports and engines of one node are its own affair."""
     cluster = settings.cluster.model_dump(mode="json", exclude={"tls", "etcd"})
+    # Without endpoints every node dials every other one's MetaService.
+    direct = ("port", "config_store_port", "tls") if settings.meta.endpoint == "direct" else ()
     agreed = {
         "cluster": cluster,
         "pool": settings.pool.model_dump(
             mode="json",
             include={"placement", "protocol", "evict_high", "evict_low", "purge_on_unclean", "world_size"},
         ),
-        "meta": settings.meta.model_dump(mode="json", include={"endpoint", "lease_ttl", "hcom_port"}),
+        "meta": settings.meta.model_dump(
+            mode="json", include={"endpoint", "lease_ttl", "hcom_port", *direct}
+        ),
     }
     return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()[:16]

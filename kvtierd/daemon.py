@@ -458,6 +458,9 @@ class Daemon:
             return "waits until this start's settings are planned"
         if spec.blocked:
             return spec.blocked
+        clustered = node.settings.cluster.mode != "standalone"
+        if spec.kind == "meta" and clustered and (self._mastership is None or not self._mastership.is_master):
+            return "waits until this node is the master"  # its unit may be newer than what said that it rests
         if spec.kind in {"pool", "engine"} and node.hugepages.problem:
             return f"{node.hugepages.problem.splitlines()[0]} (kvtierctl reload tries again)"
         for other in spec.after:
