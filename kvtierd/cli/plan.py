@@ -34,7 +34,8 @@ def plan(
 
     JSON: node, series, emulated, memcache_version; hugepages {page_size_bytes, pages, per_numa_node}; pool;
     meta (URLs); files [{path, mode, content, user}]; units [{id, kind, argv, env, user, devices, files, ...}];
-    ports [{port, address, unit, purpose}]; notes and refusals [{code, message}].
+    ports [{port, address, unit, purpose}]; direct {alias, master, addresses, clients [{unit, means, why}]} in a cluster
+    without endpoints; tls (paths of MemCache's own TLS, no keys); notes and refusals [{code, message}].
     """
     made = _make(settings, inventory, node)
     if as_json:

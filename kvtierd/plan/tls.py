@@ -2,7 +2,7 @@
 
 Measured on MemCache 1.3.0: RSA below 3072 bits is refused; key and certificate must have mode 0400 and be real files; a
 directory with ``libssl.so`` and ``libcrypto.so``, mode 0500 at most, must be named for each block. A client or HTTP client
-without a certificate of the authority is refused. Now and then (8 of 32 joins) the config store cannot send its first answer
+without a certificate of the authority is refused. Now and then (6 of 24 joins) the config store cannot send its first answer
 over TLS ("Failed to send msg to peer"); the joiner then tries again 28 s later, so a join needs patience.
 """
 
