@@ -130,6 +130,7 @@ def plan_for(
     node: str | None = None,
     owned_pids: AbstractSet[int] = frozenset(),
     owned_pages: int = 0,
+    master: str | None = None,
 ) -> NodePlan:
     """The plan of one node with this installation's programs and plugins."""
     return make_plan(
@@ -140,4 +141,5 @@ def plan_for(
         node=node,
         owned_pids=owned_pids,
         owned_pages=owned_pages,
+        master=master,
     )

@@ -166,12 +166,16 @@ def settings_digest(settings: Settings) -> str:
     ):  # two nodes that ask two etcds, or look at other keys, elect two masters
         etcd = settings.cluster.etcd
         cluster["etcd"] = {"endpoints": sorted(etcd.endpoints), "prefix": etcd.prefix}
+    # Without endpoints every node dials every other one's MetaService.
+    direct = ("port", "config_store_port", "tls") if settings.meta.endpoint == "direct" else ()
     agreed = {
         "cluster": cluster,
         "pool": settings.pool.model_dump(
             mode="json",
             include={"placement", "protocol", "evict_high", "evict_low", "purge_on_unclean", "world_size"},
         ),
-        "meta": settings.meta.model_dump(mode="json", include={"endpoint", "lease_ttl", "hcom_port"}),
+        "meta": settings.meta.model_dump(
+            mode="json", include={"endpoint", "lease_ttl", "hcom_port", *direct}
+        ),
     }
     return hashlib.sha256(json.dumps(agreed, sort_keys=True).encode()).hexdigest()[:16]

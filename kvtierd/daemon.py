@@ -23,6 +23,7 @@ from kvtierd.assembly import (
     DEFAULT_SETTINGS,
     SOCKET_NAME,
 )
+from kvtierd.cluster.comeback import DEADLINE_SECONDS, Roll
 from kvtierd.cluster.hello import NodeFacts
 from kvtierd.control.server import ControlServer
 from kvtierd.control.v1 import control_pb2 as pb
@@ -49,7 +50,7 @@ from kvtierd.provision import (
 from kvtierd.service import ServiceManager, configure_logging
 from kvtierd.settings import Settings, load_settings
 from kvtierd.takeover import Takeover
-from kvtierd.tier.machine import TierInputs
+from kvtierd.tier.machine import SURVIVORS_SECONDS, TierInputs
 from kvtierd.tier.meta_check import check_meta
 from kvtierd.units.backend import UnitProcess
 from kvtierd.units.choice import Choice, choose_backend
@@ -290,6 +291,7 @@ class Daemon:
         if self._mastership is not None:
             await self._mastership.round()
             self._restart_stranded()
+            self._mastership.look_at_clients(self._roll_client)
         await self.node.supervisor.step(plan.units)
         if not self._at_rest() or time.monotonic() >= self._next_look:
             self._next_look = time.monotonic() + REST_LOOK_SECONDS
@@ -370,6 +372,7 @@ class Daemon:
             return  # a reload has put another in its place
         clean = node.clean_stop_instance is not None and node.clean_stop_instance == self._meta_instance
         status = node.endpoint_status
+        direct = mastership is not None and mastership.clients.plan is not None
         await keeper.step(
             TierInputs(
                 now_seconds=time.monotonic(),
@@ -384,15 +387,20 @@ class Daemon:
                 clean_stop=clean,
                 handed_over=mastership is not None and mastership.handed_over,
                 founding=mastership is not None and mastership.founding,
-                many_nodes=mastership is not None and node.endpoint is not None,
+                many_nodes=mastership is not None and (node.endpoint is not None or direct),
                 survivors_missing=missing_survivors(status)
-                + (mastership.survivors_missing_elsewhere() if mastership is not None else 0),
+                + (mastership.survivors_missing_elsewhere() if mastership is not None else 0)
+                + (mastership.clients.missing if mastership is not None else 0),
+                inherited=mastership is not None and mastership.inherited,
+                survivors_seconds=DEADLINE_SECONDS if direct else SURVIVORS_SECONDS,
                 # Without the endpoint, clients of other nodes may be there that only the MetaService knows.
                 clients_alive=node.endpoint is None
                 or mastership is not None
                 or any(v.kind in {"pool", "engine"} and v.pid for v in node.supervisor.views()),
             )
         )
+        if direct and mastership is not None and keeper.view.phase == "recovering":
+            mastership.hear_from_all()
         if mastership is not None and not self._endpoint_is_open():
             if keeper.view.phase == "recovering":
                 mastership.hear_from_all()
@@ -413,6 +421,15 @@ class Daemon:
                 node.supervisor.request_restart(view.id, STRANDED)
             elif view.kind == "engine":
                 node.supervisor.set_problem(view.id, "stranded", STRANDED if view.pid in stranded else None)
+
+    def _roll_client(self, roll: Roll) -> None:
+        """A client without an endpoint that did not follow the master; an engine waits for its turn and is drained."""
+        node = self.node
+        node.events.add("warning", "cluster.client-rolled", f"it is started anew: {roll.why}", unit=roll.unit)
+        if roll.kind == "pool":
+            node.supervisor.request_restart(roll.unit, roll.why)
+        elif roll.unit not in node.due_engines:
+            node.due_engines.append(roll.unit)
 
     async def _ask_endpoint(self) -> Mapping[str, Any] | None:
         if self.node.endpoint is None:
@@ -447,6 +464,10 @@ class Daemon:
             return "waits until this start's settings are planned"
         if spec.blocked:
             return spec.blocked
+        clustered = node.settings.cluster.mode != "standalone"
+        permitted = self._mastership is not None and self._mastership.may_run_meta
+        if spec.kind == "meta" and clustered and not permitted:
+            return "waits until this node is the master"  # its unit may be newer than what said that it rests
         if spec.kind in {"pool", "engine"} and node.hugepages.problem:
             return f"{node.hugepages.problem.splitlines()[0]} (kvtierctl reload tries again)"
         for other in spec.after:
@@ -459,6 +480,8 @@ class Daemon:
             reached = node.endpoint_status is not None and node.endpoint_status["backend"]["reachable"]
             if node.endpoint is not None and not reached:
                 return f"waits for the MetaService of {node.master or 'a master'}"
+            if (why := self._mastership.client_gate()) is not None:
+                return why
         if node.keeper is not None and node.endpoint is None and tier.phase == "recovering":
             return "waits until those that knew the MetaService are back"  # no endpoint holds newcomers here
         standalone = node.plan is not None and node.plan.pool.placement == "standalone"
@@ -473,7 +496,7 @@ class Daemon:
             return None  # verified once: its sockets do not move; that it answers, the probe sees
         expected = {(p.address, p.port) for p in plan.ports if p.unit == spec.id}
         problem = await check_meta(
-            plan.meta.metrics_url, expected, process.pid, container=container_of(spec.argv)
+            plan.meta.metrics_url, expected, process.pid, container=container_of(spec.argv), tls=plan.tls
         )
         if problem is None:
             self._meta_verified = process.instance

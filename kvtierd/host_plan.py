@@ -13,8 +13,10 @@ from kvtierd.settings import Settings
 from kvtierd.units.owned import owned_pids
 
 
-async def plan_this_host(settings: Settings, plugins: PluginSet, *, node: str | None = None) -> NodePlan:
-    """Looks at this host and plans for it. Changes nothing."""
+async def plan_this_host(
+    settings: Settings, plugins: PluginSet, *, node: str | None = None, master: str | None = None
+) -> NodePlan:
+    """Looks at this host and plans for it. Changes nothing. ``master``: as in ``make_plan``."""
     inventory = await inventory_of_this_host(settings, plugins)
     pages = await owned_pages(settings, inventory.default_hugepage_size_bytes)
     return await asyncio.to_thread(
@@ -23,6 +25,7 @@ async def plan_this_host(settings: Settings, plugins: PluginSet, *, node: str | 
             inventory,
             plugins,
             node=node,
+            master=master,
             owned_pids=owned_pids(Path(settings.paths.runtime)),
             owned_pages=pages,
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from typing import Any, ClassVar, NamedTuple
 from urllib.parse import urlsplit
 
@@ -23,11 +24,21 @@ MOST_HEAD_BYTES = 16 * 1024
 class HttpError(KvtierError):
     """A GET that gave no HTTP answer.
 
-    ``stable_code`` is ``http.url``, ``http.unreachable``, ``http.timeout`` or ``http.answer`` (what came is no HTTP,
+    ``stable_code`` is ``http.url``, ``http.unreachable``, ``http.timeout``, ``http.tls`` (no certificate that
+    fits) or ``http.answer`` (what came is no HTTP,
     incomplete or too long).
     """
 
     code: ClassVar[str] = "http"
+
+
+class TlsFiles(NamedTuple):
+    """For ``https://``: whom to believe, what to show, and the name that the other side's certificate must have."""
+
+    ca: str
+    cert: str
+    key: str
+    server_name: str
 
 
 class HttpAnswer(NamedTuple):
@@ -46,11 +57,12 @@ async def http_get(
     method: str = "GET",
     json_body: Any = None,
     bearer: str | None = None,
+    tls: TlsFiles | None = None,
 ) -> HttpAnswer:
     """The answer to a GET (or to another ``method``, with ``json_body`` as its body) of an ``http://`` address.
 
     Args:
-        url: ``http://HOST:PORT/PATH``, already quoted.
+        url: ``http://HOST:PORT/PATH``, already quoted; ``https://`` with ``tls``, and only with it.
         timeout_seconds: The limit of the whole call, from connecting to the last byte.
         most_body_bytes: A longer body is an error.
         body_of_status: Read the body only of an answer with this status; ``None``: of any.
@@ -59,10 +71,13 @@ async def http_get(
     Raises:
         HttpError: There was no answer; see its codes.
     """
-    host, port, authority, path = _split(url)
+    host, port, authority, path = _split(url, "https" if tls is not None else "http")
+    secured: dict[str, Any] = {}
+    if tls is not None:
+        secured = {"ssl": _context(url, tls), "server_hostname": tls.server_name}
     try:
         async with asyncio.timeout(timeout_seconds):
-            reader, writer = await asyncio.open_connection(host, port, limit=MOST_HEAD_BYTES)
+            reader, writer = await asyncio.open_connection(host, port, limit=MOST_HEAD_BYTES, **secured)
             try:
                 writer.write(_request(method, path, authority, json_body, bearer))
                 await writer.drain()
@@ -71,6 +86,13 @@ async def http_get(
                 writer.transport.abort()
     except TimeoutError as error:
         raise HttpError(f"{url} did not answer within {timeout_seconds:g} s", code="http.timeout") from error
+    except ssl.SSLError as error:
+        raise HttpError(
+            f"{url} and kvtierd do not accept each other's certificates",
+            why=getattr(error, "verify_message", "") or error.reason or str(error),
+            hint="kvtierctl certs show says whose they are and until when",
+            code="http.tls",
+        ) from error
     except OSError as error:
         raise HttpError(
             f"{url} cannot be reached: {error.strerror or error}", code="http.unreachable"
@@ -105,18 +127,48 @@ async def fetch_text(url: str, *, timeout_seconds: float = 2.0) -> str:
     return answer.body.decode(errors="replace")
 
 
-def _split(url: str) -> tuple[str, int, str, str]:
+def _context(url: str, tls: TlsFiles) -> ssl.SSLContext:
+    """Made anew for each call, so that renewed certificates count; a few milliseconds, on loopback, every 2 s."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_verify_locations(tls.ca)
+        context.load_cert_chain(tls.cert, tls.key)
+    except (OSError, ssl.SSLError) as error:
+        raise HttpError(
+            f"{url} cannot be asked: a certificate cannot be used",
+            why=f"one of {tls.ca}, {tls.cert} and {tls.key}: {error.strerror or error}",
+            hint="kvtierctl certs makes them; their places are in [cluster] tls",
+            code="http.tls",
+        ) from error
+    return context
+
+
+def _split(url: str, scheme: str) -> tuple[str, int, str, str]:
     """(host, port, authority, path and query) of an address. Raises HttpError."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:  # a port that is no number, or too large
         host = port = None
-    if not url.startswith("http://") or not host or not url.isascii() or not url.isprintable() or " " in url:
+    if (
+        not url.startswith(f"{scheme}://")
+        or not host
+        or not url.isascii()
+        or not url.isprintable()
+        or " " in url
+    ):
         raise HttpError(
-            f"{url!r} is not an address to ask", hint="write it as http://HOST:PORT/PATH", code="http.url"
+            f"{url!r} is not an address to ask",
+            hint=f"write it as {scheme}://HOST:PORT/PATH",
+            code="http.url",
         )
-    return host, port or 80, parts.netloc, (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return (
+        host,
+        port or (443 if scheme == "https" else 80),
+        parts.netloc,
+        (parts.path or "/") + (f"?{parts.query}" if parts.query else ""),
+    )
 
 
 async def _read_answer(

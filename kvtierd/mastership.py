@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kvtierd.cluster.comeback import Roll
 from kvtierd.cluster.duty import (
     ArmGuard,
     Duty,
@@ -19,6 +20,7 @@ from kvtierd.cluster.duty import (
     KillMeta,
     MetaSeen,
     OpenEndpoint,
+    PointClients,
     PointEndpoint,
     Publish,
     RestMeta,
@@ -29,6 +31,7 @@ from kvtierd.cluster.duty import (
 from kvtierd.cluster.hello import NodeFacts
 from kvtierd.cluster.standing import FOREVER, ClusterView, Standing
 from kvtierd.coordination import LEASE_EPOCH_FILE, Coordination, facts_of
+from kvtierd.direct import DirectClients, pool_ranks
 from kvtierd.errors import ClusterError, KvtierError
 from kvtierd.files import write_atomic
 from kvtierd.node import Node
@@ -52,6 +55,7 @@ class Mastership:
         part: Its coordinator and its network.
 
     Attributes:
+        clients: This node's clients, where they have no endpoint.
         handing_over: Mastership is being given away: nothing starts here.
         clean_epoch: The last epoch that this node ended as the master with nothing in flight.
     """
@@ -62,6 +66,7 @@ class Mastership:
         self.coordinator = part.coordinator
         self.board = part.network.board
         self._joined_with = node.settings.cluster
+        self.clients = DirectClients(node)
         self.handing_over = False
         self.clean_epoch = 0
         self._epoch_before = 0  # the last one of another master
@@ -83,6 +88,11 @@ class Mastership:
         """This node is the master now; a lease that has ended counts as none."""
         standing = self.coordinator.standing
         return standing.role == "master" and now_seconds() < standing.until_seconds
+
+    @property
+    def may_run_meta(self) -> bool:
+        """A MetaService may start here: this node is the master, or about to be made it by the master."""
+        return self.is_master or now_seconds() < self._permit_until_seconds
 
     @property
     def outdated(self) -> str:
@@ -172,10 +182,12 @@ class Mastership:
         """What this node says of itself to the others."""
         endpoint = self._node.endpoint_status
         life = endpoint["backend"]["life"] if endpoint is not None and "epoch" in endpoint else None
+        if self.clients.plan is not None:
+            life = self.clients.life
         return dataclasses.replace(
             facts_of(self._node.plan, self._node.settings),
             endpoint_life=life or "",
-            survivors_missing=missing_survivors(endpoint),
+            survivors_missing=missing_survivors(endpoint) + self.clients.missing,
             clean_epoch=self.clean_epoch,
         )
 
@@ -197,6 +209,40 @@ class Mastership:
         links = self.part.network.links.values()
         return all(link.facts is None or not link.facts.survivors_missing for link in links)
 
+    @property
+    def inherited(self) -> bool:
+        """No endpoint tells of the masters before this one, and there may have been some."""
+        return self.clients.plan is not None and self.coordinator.standing.epoch != 1
+
+    def look_at_clients(self, roll: Callable[[Roll], None]) -> None:
+        """Where they have no endpoint: are they back with the present master? ``roll`` starts one anew."""
+        epoch, up, is_open = self._reached()
+        view = self.board.newest
+        if self.is_master:
+            keeper = self._node.keeper
+            ranks = pool_ranks(keeper.pool) if keeper is not None else ()
+        else:
+            ranks = view.pool_ranks if view is not None else ()
+        known = {r.rank: r for r in ranks} if ranks else None
+        self.clients.round(roll, epoch=epoch, up=up, is_open=is_open, ranks=known)
+
+    def client_gate(self) -> str | None:
+        """Why a client without an endpoint may not start now."""
+        epoch, up, is_open = self._reached()
+        return self.clients.gate(epoch, up=up, is_open=is_open)
+
+    def _reached(self) -> tuple[int, bool, bool]:
+        """The master's epoch, whether its MetaService answers, whether newcomers may join."""
+        if self.is_master:
+            seen = self._look()
+            serving = seen.tier_serving and seen.meta.ready
+            return self.coordinator.standing.epoch, seen.meta.ready and not self.handing_over, serving
+        view = self.board.newest
+        if view is None or view.master == self._name:
+            return 0, False, False
+        up = view.tier_state != "down"
+        return view.epoch, up, up and bool(view.served_life)
+
     def due_in_seconds(self) -> float:
         """When a round has something to do that nothing else will tell of."""
         standing = self.coordinator.standing
@@ -210,6 +256,8 @@ class Mastership:
         """
         status = self._node.endpoint_status
         life = str(status["backend"]["life"] or "") if status is not None and "epoch" in status else ""
+        if self.clients.plan is not None:
+            life = f"epoch {self.coordinator.standing.epoch}"
         missing = 0
         for name, link in self.part.network.links.items():
             facts, ago = link.facts, self.part.network.contact(name).last_contact_seconds
@@ -265,6 +313,7 @@ class Mastership:
                 ready=meta is not None and meta.state == "ready",
             ),
             endpoint=_endpoint_seen(node.endpoint_status, self._name),
+            clients=self.clients.seen,
             tier_state=keeper.view.state if keeper is not None else "down",
             # From this moment the endpoint here serves too; that the MetaService has to prove itself for some seconds
             # more is no reason to keep the other nodes waiting longer than this one.
@@ -335,6 +384,8 @@ class Mastership:
                 node.supervisor.set_resting(META_ID, why)
             case PointEndpoint(epoch, target):
                 await self._point(epoch, target)
+            case PointClients(epoch, master):
+                await self.clients.point(epoch, master)
             case OpenEndpoint():
                 if node.endpoint is not None:
                     await node.endpoint.serve()
@@ -382,18 +433,23 @@ class Mastership:
         standing = self.coordinator.standing
         if plan is None or plan.meta is None:
             return
+        direct, keeper = self.clients.plan is not None, self._node.keeper
         address = next((p.address for p in self._node.settings.cluster.peers if p.name == plan.node), "")
         self.board.publish(
             ClusterView(
                 epoch=duty.epoch,
                 master=plan.node,
                 address=address,
-                meta_service_url=plan.meta.client_meta_url,
-                config_store_url=plan.meta.client_config_store_url,
+                # Without endpoints clients may be told a name; where it leads to, this says.
+                meta_service_url=plan.meta.server_meta_url if direct else plan.meta.client_meta_url,
+                config_store_url=plan.meta.server_config_store_url
+                if direct
+                else plan.meta.client_config_store_url,
                 since_unix_seconds=self._since_unix_seconds,
                 why=standing.why,
                 tier_state=duty.tier_state,
                 served_life=duty.served_life,
+                pool_ranks=pool_ranks(keeper.pool) if direct and keeper is not None else (),
             )
         )
 

@@ -15,6 +15,8 @@ from kvtierd.control.v1 import control_pb2 as pb
 from kvtierd.endpoint.control import EndpointControl
 from kvtierd.errors import KvtierError, PlanError
 from kvtierd.events import Severity
+from kvtierd.host.hosts_file import check_writable
+from kvtierd.host.memcache_tls import prepare_tls
 from kvtierd.host_plan import plan_this_host
 from kvtierd.memcache.health import ExpectedPool
 from kvtierd.node import Node
@@ -22,7 +24,7 @@ from kvtierd.plan.docker import IMAGE_PYTHON, container_of, exec_argv
 from kvtierd.plan.model import NodePlan, UnitSpec
 from kvtierd.plan.units import ENDPOINT_ID, META_ID, engine_id
 from kvtierd.plugins import load_plugins
-from kvtierd.provision import make_directories, reserve_hugepages, save_plan, sync_files
+from kvtierd.provision import make_directories, owner_of, reserve_hugepages, save_plan, sync_files
 from kvtierd.settings import Settings, load_settings
 from kvtierd.tier.keeper import TierKeeper
 from kvtierd.tier.machine import TierMachine
@@ -104,7 +106,11 @@ class Takeover:
                 "[paths] cannot change while kvtierd runs", hint="kvtierctl stop --all, then restart kvtierd"
             )
         node.plugins = await asyncio.to_thread(load_plugins)  # one may have been installed meanwhile
-        return settings, await plan_this_host(settings, node.plugins)
+        led_to = node.plan.direct.master if node.plan is not None and node.plan.direct is not None else None
+        plan = await plan_this_host(settings, node.plugins, master=led_to)
+        if plan.direct is not None and plan.direct.alias:
+            await asyncio.to_thread(check_writable)
+        return settings, plan
 
     def _tell_of_plugins(self, plan: NodePlan) -> None:
         """Events for what is wrong with plugins: each text when it comes up, not with every reload."""
@@ -130,6 +136,8 @@ class Takeover:
         if node.hugepages.problem:
             node.events.add("error", "hugepages.short", node.hugepages.problem)
         await asyncio.to_thread(make_directories, settings, plan)
+        if plan.tls is not None:
+            await asyncio.to_thread(prepare_tls, plan.tls, owner_of(plan.tls.user))
         written = await asyncio.to_thread(sync_files, plan.files)
         await asyncio.to_thread(save_plan, settings, plan)
         node.settings, node.plan, node.problems = settings, plan, []
@@ -171,7 +179,8 @@ class Takeover:
         relay = plan.unit(ENDPOINT_ID) is not None
         expected = ExpectedPool(plan.pool.capacity_bytes, plan.pool.providers, plan.pool.alignment_bytes)
         purge = settings.pool.purge_on_unclean
-        basis = (plan.meta, expected, relay, purge, meta.argv if meta else None)
+        address = plan.meta and (plan.meta.server_meta_url, plan.meta.metrics_url)
+        basis = (address, plan.tls, expected, relay, purge, meta.argv if meta else None)
         if node.keeper is not None and basis == self._keeper_basis:
             return  # what it knows of the pool stays true
         if node.keeper is not None:

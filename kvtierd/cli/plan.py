@@ -21,6 +21,9 @@ InventoryOption = Annotated[
 NodeOption = Annotated[str | None, typer.Option("--node", help="Plan for this node of the cluster.")]
 
 
+MEANS = {"conf": "its file is rewritten", "alias": "the host name is led there", "restart": "it is restarted"}
+
+
 def plan(
     settings: SettingsOption = None,
     inventory: InventoryOption = None,
@@ -31,7 +34,8 @@ def plan(
 
     JSON: node, series, emulated, memcache_version; hugepages {page_size_bytes, pages, per_numa_node}; pool;
     meta (URLs); files [{path, mode, content, user}]; units [{id, kind, argv, env, user, devices, files, ...}];
-    ports [{port, address, unit, purpose}]; notes and refusals [{code, message}].
+    ports [{port, address, unit, purpose}]; direct {alias, master, addresses, clients [{unit, means, why}]} in a cluster
+    without endpoints; tls (paths of MemCache's own TLS, no keys); notes and refusals [{code, message}].
     """
     made = _make(settings, inventory, node)
     if as_json:
@@ -83,6 +87,8 @@ def print_plan(made: NodePlan) -> None:
     )
     print("files      " + "\n           ".join(f"{f.mode} {f.path}" for f in made.files))
     print("units      " + "\n           ".join(f"{u.id}: {shlex.join(_short(u.argv))}" for u in made.units))
+    for client in made.direct.clients if made.direct is not None else ():
+        print(f"on a change of master {client.unit}: {MEANS[client.means]}, since {client.why}")
     for note in made.notes:
         print(f"note       {note.message}")
     for refusal in made.refusals:

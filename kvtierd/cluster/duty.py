@@ -51,6 +51,14 @@ class EndpointSeen:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class ClientsSeen:
+    """Where clients without an endpoint were led last on this node: to ``master``, under this epoch; "" for nowhere."""
+
+    epoch: int = 0
+    master: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class Seen:
     """Everything that counts, at one moment.
 
@@ -61,6 +69,7 @@ class Seen:
         view: The newest view that another master has published; ``None`` for none.
         meta: The MetaService here.
         endpoint: The endpoint here; ``None`` when there is none or it does not answer.
+        clients: Where clients here were led; ``None`` where they have an endpoint.
         tier_state: What this node's own tier keeper says.
         tier_serving: It has opened the tier to everybody.
         armed_until_seconds: The guard's present deadline.
@@ -75,6 +84,7 @@ class Seen:
     view: ClusterView | None = None
     meta: MetaSeen = MetaSeen()
     endpoint: EndpointSeen | None = None
+    clients: ClientsSeen | None = None
     tier_state: str = "down"
     tier_serving: bool = False
     armed_until_seconds: float = 0.0
@@ -117,6 +127,14 @@ class PointEndpoint:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class PointClients:
+    """Clients without an endpoint are led to this node's MetaService: by their files, by the host name."""
+
+    epoch: int
+    node: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class OpenEndpoint:
     """Survivors are back and the pool is clean: everything passes, everybody may join."""
 
@@ -130,7 +148,7 @@ class Publish:
     served_life: str
 
 
-Duty = ArmGuard | KillMeta | WantMeta | RestMeta | PointEndpoint | OpenEndpoint | Publish
+Duty = ArmGuard | KillMeta | WantMeta | RestMeta | PointEndpoint | PointClients | OpenEndpoint | Publish
 
 
 def duties(seen: Seen) -> tuple[Duty, ...]:
@@ -163,13 +181,26 @@ def _of_the_master(seen: Seen) -> list[Duty]:
         later = standing.epoch > endpoint.epoch
         if later or (standing.epoch == endpoint.epoch and endpoint.target != seen.node):
             found.append(PointEndpoint(standing.epoch, seen.node))
+    if not seen.handing_over:
+        found += _lead(seen, standing.epoch, seen.node)
     found.append(Publish(standing.epoch, _tier_state(seen), _served_life(seen)))
     return found
+
+
+def _lead(seen: Seen, epoch: int, master: str) -> list[Duty]:
+    """Forward only. At once: a client leaves its MetaService when that ends and not before, whatever it is told."""
+    clients = seen.clients
+    if clients is None or epoch < clients.epoch or (epoch, master) == (clients.epoch, clients.master):
+        return []
+    return [PointClients(epoch, master)]
 
 
 def _tier_state(seen: Seen) -> str:
     """For the others a MetaService that answers is up: they may come back to it while it still has to prove itself."""
     endpoint = seen.endpoint
+    if seen.clients is not None:
+        up = seen.meta.ready and seen.tier_state == "down" and not seen.handing_over
+        return "meta_up" if up else seen.tier_state
     pointed = endpoint is not None and (endpoint.epoch, endpoint.target) == (seen.standing.epoch, seen.node)
     answers = pointed and endpoint is not None and (endpoint.life or seen.meta.ready)
     return "meta_up" if answers and seen.tier_state == "down" and not seen.handing_over else seen.tier_state
@@ -178,6 +209,8 @@ def _tier_state(seen: Seen) -> str:
 def _served_life(seen: Seen) -> str:
     """The MetaService process that the keeper has opened; the keeper looks through the endpoint's eyes too."""
     endpoint = seen.endpoint
+    if seen.clients is not None:
+        return f"epoch {seen.standing.epoch}" if seen.tier_serving and seen.meta.running else ""
     opened = (
         seen.tier_serving
         and endpoint is not None
@@ -201,7 +234,10 @@ def _of_the_others(seen: Seen) -> list[Duty]:
             found.append(KillMeta(_why_not_here(seen)))
         if known or not seen.meta.running:
             found.append(RestMeta(_why_not_here(seen)))
-    if endpoint is None or view is None or view.master == seen.node:
+    if view is None or view.master == seen.node:
+        return found
+    found += _lead(seen, view.epoch, view.master)
+    if endpoint is None:
         return found
     later = view.epoch > endpoint.epoch
     if later or (view.epoch == endpoint.epoch and endpoint.target != view.master):

@@ -22,7 +22,7 @@ from kvtierd.cluster.election_messages import (
     Willing,
 )
 from kvtierd.cluster.hello import NodeFacts
-from kvtierd.cluster.standing import ClusterView
+from kvtierd.cluster.standing import ClusterView, PoolRank
 from kvtierd.cluster.v1 import peers_pb2 as pb
 from kvtierd.errors import ClusterError
 
@@ -30,6 +30,7 @@ SERVICE = "kvtierd.v1.Peers"
 SENDER_KEY = "kvtierd-node"  # metadata: who calls, for the record when the message itself cannot be read
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_TEXT_CHARS = 2048
+MOST_RANKS = 1024  # the largest world_size
 MAX_EPOCH = 2**53
 LONGEST_PERMIT_SECONDS = 60.0
 KEEPALIVE_SECONDS = 1.0  # a dead peer is found within this and the next one
@@ -197,6 +198,10 @@ def view_to_wire(cluster: str, view: ClusterView | None, revision: int, age_seco
         served_life=view.served_life,
         revision=revision,
         age_seconds=age_seconds,
+        pool_ranks=[
+            pb.PoolRank(rank=r.rank, role=r.role, active=r.active, memory_bytes=r.memory_bytes)
+            for r in view.pool_ranks[:MOST_RANKS]
+        ],
     )
 
 
@@ -209,6 +214,8 @@ def view_from_wire(wire: pb.View) -> ClusterView | None:
     if wire.epoch == 0:
         return None
     seconds("age", wire.age_seconds)
+    if len(wire.pool_ranks) > MOST_RANKS:
+        raise malformed(f"a view with {len(wire.pool_ranks)} ranks")
     if not wire.master or wire.revision > 2**62:
         raise malformed("a view without a master, or with an impossible revision")
     return ClusterView(
@@ -221,6 +228,9 @@ def view_from_wire(wire: pb.View) -> ClusterView | None:
         why=text("why", wire.why),
         tier_state=text("tier_state", wire.tier_state),
         served_life=text("served_life", wire.served_life),
+        pool_ranks=tuple(
+            PoolRank(r.rank, text("role", r.role), r.active, r.memory_bytes) for r in wire.pool_ranks
+        ),
     )
 
 

@@ -15,6 +15,16 @@ FOREVER = float("inf")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class PoolRank:
+    """A member of the pool as the master's MetaService sees it: ``active`` in its role, with so much memory of its own."""
+
+    rank: int
+    role: str
+    active: bool = True
+    memory_bytes: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class ClusterView:
     """What a master publishes and every peer follows.
 
@@ -29,6 +39,8 @@ class ClusterView:
         tier_state: What the master says of the tier: "down", "meta_up", "pool_ready", "joinable".
         served_life: The MetaService process that everybody may use: survivors are back, and what had to be purged is. An
             endpoint that sees another life of the MetaService holds its clients back until this says the same number.
+            Without endpoints any text says that.
+        pool_ranks: Members of the pool, by rank; only where clients have no endpoint.
     """
 
     epoch: int
@@ -40,6 +52,7 @@ class ClusterView:
     why: str = ""
     tier_state: str = "down"
     served_life: str = ""
+    pool_ranks: tuple[PoolRank, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ authentication, so that the service must listen on loopback only. See ``http_get
 from __future__ import annotations
 
 from kvtierd.errors import MemcacheError
-from kvtierd.http_get import HttpError, fetch_text, http_get
+from kvtierd.http_get import HttpError, TlsFiles, fetch_text, http_get
 from kvtierd.memcache.answers import (
     Capacity,
     ClusterStatus,
@@ -24,7 +24,8 @@ from kvtierd.memcache.health import PoolState
 __all__ = ["MetaClient", "fetch_text"]
 
 _HINTS = {
-    "http.url": "write metrics_url as http://HOST:PORT; MemCache's own TLS is not supported on this port",
+    "http.url": "write metrics_url as http://HOST:PORT, or https:// with [meta] tls",
+    "http.tls": "MemCache reads its certificate at its start only: kvtierctl restart meta after a renewal",
     "http.unreachable": "is it running, and is metrics_url in mmc-meta.conf this address?",
     "http.timeout": "it may be overloaded, stopped by a signal, or still closing",
     "http.answer": "is something else listening on the metrics port?",
@@ -37,13 +38,15 @@ class MetaClient:
     Args:
         base_url: ``http://HOST:PORT``, the ``metrics_url`` of mmc-meta.conf.
         timeout_seconds: The limit of one call, from connecting to the last byte.
+        tls: For ``https://``: the service asks for a certificate too.
 
     Every method raises ``MemcacheError``: ``memcache.unreachable`` when nothing listens, ``memcache.timeout``,
     ``memcache.refused`` when the service says no, ``memcache.answer`` when the answer makes no sense,
     ``memcache.url`` when the address cannot work.
     """
 
-    def __init__(self, base_url: str, *, timeout_seconds: float = 2.0) -> None:
+    def __init__(self, base_url: str, *, timeout_seconds: float = 2.0, tls: TlsFiles | None = None) -> None:
+        self._tls = tls
         self.base_url = base_url.rstrip("/")
         self._timeout_seconds = timeout_seconds
 
@@ -82,7 +85,9 @@ class MetaClient:
     async def get(self, path: str) -> bytes:
         """The body of one GET. Raises ``MemcacheError``."""
         try:
-            answer = await http_get(self.base_url + path, timeout_seconds=self._timeout_seconds)
+            answer = await http_get(
+                self.base_url + path, timeout_seconds=self._timeout_seconds, tls=self._tls
+            )
         except HttpError as error:
             raise MemcacheError(
                 f"the MetaService does not answer: {error.message}",

@@ -19,8 +19,11 @@ def plan_addresses(
     ports: PortPlan,
     pool: PoolPlan,
     *,
+    scheme: str = "http",
     has_meta: bool,
+    node: str,
     master: str,
+    alias: str = "",
     engine_ports: AbstractSet[int],
 ) -> MetaAddress:
     """Claims this node's ports for the MetaService and the endpoint before it.
@@ -29,15 +32,18 @@ def plan_addresses(
         settings: the settings.
         ports: where the ports are claimed.
         pool: the pool, for the links between its ranks.
+        scheme: of the MetaService's HTTP service.
         has_meta: the MetaService is in this node's plan.
+        node: this node, where its MetaService listens.
         master: the node whose MetaService clients talk to without an endpoint of their own.
+        alias: the host name that stands for the master, where engines are given one.
         engine_ports: ports that engines will claim; defaults give way to them.
     """
     meta = settings.meta
     relay = meta.endpoint == "relay"
-    bind = (
-        LOOPBACK if relay or settings.cluster.mode == "standalone" else node_address(settings.cluster, master)
-    )
+    alone = settings.cluster.mode == "standalone"
+    bind = LOOPBACK if relay or alone else node_address(settings.cluster, node)
+    dial = alias or (LOOPBACK if relay or alone else node_address(settings.cluster, master))
     owner = ENDPOINT_ID if relay else META_ID
     written = {p for p in (meta.metrics_port, meta.backend_port, meta.backend_config_store_port) if p}
     links = _link_ports(meta, pool)
@@ -67,12 +73,17 @@ def plan_addresses(
     for port in links:
         ports.claim(port, "pool", "links between ranks", setting="[meta] hcom_port")
     return MetaAddress(
-        client_meta_url=f"tcp://{bind}:{meta.port}",
-        client_config_store_url=f"tcp://{bind}:{meta.config_store_port}",
-        server_meta_url=f"tcp://{bind}:{server_port}",
-        server_config_store_url=f"tcp://{bind}:{server_store_port}",
-        metrics_url=f"http://{LOOPBACK}:{metrics_port}",
+        client_meta_url=f"tcp://{bracketed(dial)}:{meta.port}",
+        client_config_store_url=f"tcp://{bracketed(dial)}:{meta.config_store_port}",
+        server_meta_url=f"tcp://{bracketed(bind)}:{server_port}",
+        server_config_store_url=f"tcp://{bracketed(bind)}:{server_store_port}",
+        metrics_url=f"{scheme}://{LOOPBACK}:{metrics_port}",
     )
+
+
+def bracketed(host: str) -> str:
+    """A host as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
 
 
 def node_address(cluster: ClusterSettings, node: str) -> str:

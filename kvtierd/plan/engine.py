@@ -122,6 +122,9 @@ class EngineLaunch(Record):
     clients: int | None = (
         None  # MemCache ranks it opens (init_bm=False has no rank); None: one a device, at least one
     )
+    follows_conf: bool = (
+        False  # all its MemCache clients are full ones and read local_conf_path: a change in it reaches them
+    )
     readiness: Readiness = Readiness()
     restart: RestartPolicy = RestartPolicy()
     stop: StopPolicy = StopPolicy()

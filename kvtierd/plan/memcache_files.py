@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 from kvtierd.errors import ConfError
 from kvtierd.mmc_conf.model import LocalConf, MetaConf
 from kvtierd.mmc_conf.render import render_local, render_meta
-from kvtierd.plan.addresses import LOOPBACK, node_address
-from kvtierd.plan.model import FileSpec, MetaAddress, PoolPlan
+from kvtierd.plan.addresses import LOOPBACK, bracketed, node_address
+from kvtierd.plan.direct import is_direct_cluster
+from kvtierd.plan.model import FileSpec, MemcacheTls, MetaAddress, PoolPlan
 from kvtierd.plan.remarks import Remarks
+from kvtierd.plan.tls import tls_keys
 from kvtierd.settings import Settings
 
 
@@ -26,6 +29,8 @@ class MemcacheConf:
         directory: Where the files are.
         node: This node.
         master: The master, as far as it is known; "" where it does not matter.
+        pointed: The node that clients without an endpoint are told to dial.
+        tls: MemCache's own TLS, where it is on.
     """
 
     settings: Settings
@@ -34,6 +39,9 @@ class MemcacheConf:
     directory: str
     node: str
     master: str
+    pointed: str = ""
+    tls: MemcacheTls | None = None
+    version: str = ""
 
     @property
     def meta(self) -> MetaConf:
@@ -48,13 +56,27 @@ class MemcacheConf:
             evict_threshold_high=pool.evict_high,
             evict_threshold_low=pool.evict_low,
             lease_ttl_ms=round(meta.lease_ttl * 1000),
-            extra=meta.conf,
+            extra=self._extra("meta", meta.conf),
         )
 
     @property
     def provider(self) -> LocalConf:
         """A rank's that brings memory."""
         return self._local(self.pool.dram_bytes_per_provider)
+
+    @property
+    def holder(self) -> LocalConf:
+        """A pool holder's: it dials an address where engines have a name (see ``kvtierd.plan.direct``)."""
+        if not is_direct_cluster(self.settings):
+            return self.provider
+        host = bracketed(node_address(self.settings.cluster, self.pointed))
+        meta = self.settings.meta
+        return self.provider.model_copy(
+            update={
+                "meta_service_url": f"tcp://{host}:{meta.port}",
+                "config_store_url": f"tcp://{host}:{meta.config_store_port}",
+            }
+        )
 
     @property
     def engine(self) -> LocalConf:
@@ -86,8 +108,12 @@ class MemcacheConf:
             dram_size_bytes=dram_bytes,
             max_dram_size_bytes=self.pool.dram_bytes_per_provider,
             log_level=self.settings.meta.log_level,
-            extra=self.settings.meta.local_conf,
+            extra=self._extra("local", self.settings.meta.local_conf),
         )
+
+    def _extra(self, kind: Literal["meta", "local"], written: Mapping[str, str]) -> dict[str, str]:
+        """The operator's further keys and those of TLS, which are not theirs to change."""
+        return {**written, **tls_keys(self.tls, kind, self.version)}
 
     def _hcom_address(self) -> str:
         """In a cluster the master's, on every node the same, as the practice guide has it; elected: the first node's."""
@@ -105,9 +131,12 @@ class MemcacheConf:
             return files
         try:
             if has_meta:
-                files.append(self._file("mmc-meta.conf", render_meta(self.meta, version)))
+                # Whether it may listen beyond loopback, the planner has judged by then.
+                exposed = is_direct_cluster(self.settings)
+                text = render_meta(self.meta, version, allow_exposed=exposed)
+                files.append(self._file("mmc-meta.conf", text))
             if self.pool.placement == "standalone":
-                files.append(self._file("mmc-local-pool.conf", render_local(self.provider, version, a3=a3)))
+                files.append(self._file("mmc-local-pool.conf", render_local(self.holder, version, a3=a3)))
             files.append(FileSpec(path=self.engine_path, content=render_local(self.engine, version, a3=a3)))
             if has_meta:
                 files.append(self._file("mmc-local-admin.conf", render_local(self.admin, version, a3=a3)))

@@ -62,12 +62,25 @@ class PortUse(Record):
     purpose: str
 
 
+class HttpTls(Record):
+    """For an ``https://`` address: whom to believe, what to show, and the name that the other side must have."""
+
+    ca: str
+    cert: str
+    key: str
+    server_name: str
+
+
 class HttpProbe(Record):
-    """Ready when an HTTP GET answers ``status`` and (if set) the body contains ``body_contains``."""
+    """Ready when an HTTP GET answers ``status`` and (if set) the body contains ``body_contains``.
+
+    ``tls`` belongs to an ``https://`` address.
+    """
 
     kind: Literal["http"] = "http"
     url: str
     status: int = 200
+    tls: HttpTls | None = None
     body_contains: str | None = None
 
 
@@ -278,6 +291,44 @@ class MetaAddress(Record):
     metrics_url: str
 
 
+Means = Literal["conf", "alias", "restart"]
+
+
+class DirectClient(Record):
+    """How one client of the pool comes to another master without an endpoint (``kvtierd.plan.direct``), and why so."""
+
+    unit: str
+    means: Means
+    why: str
+
+
+class DirectPlan(Record):
+    """A node of a cluster whose clients talk to the master's MetaService themselves.
+
+    ``alias`` is the host name that stands for the master, "" where nobody uses one. ``master`` is the node that the
+    files of this plan point to, ``addresses`` those of all nodes that may become it.
+    """
+
+    alias: str = ""
+    master: str
+    addresses: dict[str, str]
+    port: int
+    config_store_port: int
+    clients: tuple[DirectClient, ...] = ()
+
+
+class MemcacheTls(Record):
+    """MemCache's own TLS. Its files are copies in ``directory``, made for ``user`` alone; no key is in the plan."""
+
+    directory: str
+    ca: str
+    cert: str
+    key: str
+    openssl: str | None = None
+    user: str | None = None
+    http: HttpTls | None = None  # how kvtierd asks the MetaService; None: its HTTP service has no TLS
+
+
 class NodePlan(Record):
     """Everything one node should have, and what the operator should know about it."""
 
@@ -294,6 +345,8 @@ class NodePlan(Record):
     ports: tuple[PortUse, ...] = ()
     notes: tuple[Note, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+    direct: DirectPlan | None = None  # only in a cluster without endpoints
+    tls: MemcacheTls | None = None
     left_out: dict[str, str] = Field(default_factory=dict)  # engines of this node that are not planned -> why
 
     def unit(self, unit_id: str) -> UnitSpec | None:

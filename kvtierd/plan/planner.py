@@ -11,19 +11,37 @@ from kvtierd.mmc_conf.lookup import find_key
 from kvtierd.mmc_conf.urls import MmcUrl
 from kvtierd.mmc_conf.versions import resolve_version
 from kvtierd.plan.addresses import plan_addresses
+from kvtierd.plan.direct import (
+    alias_name,
+    check_direct,
+    is_direct_cluster,
+    plan_direct,
+    uses_alias,
+    without_master,
+)
 from kvtierd.plan.docker import IMAGE_CANN_HOME
 from kvtierd.plan.engine import EngineContext, EngineDriver
 from kvtierd.plan.engines import PlannedEngine, ask_driver, engine_unit, find_driver
 from kvtierd.plan.environment import find_install, memcache_env, merge_env
 from kvtierd.plan.inventory import Inventory, MemcacheInstall
 from kvtierd.plan.memcache_files import MemcacheConf
-from kvtierd.plan.model import FileSpec, MetaAddress, NodePlan, PoolPlan, Series, UnitSpec
+from kvtierd.plan.model import (
+    DirectPlan,
+    FileSpec,
+    MemcacheTls,
+    MetaAddress,
+    NodePlan,
+    PoolPlan,
+    Series,
+    UnitSpec,
+)
 from kvtierd.plan.place import memcache_place
 from kvtierd.plan.pool import check_memory, plan_hugepages, plan_pool
 from kvtierd.plan.ports import PortPlan
 from kvtierd.plan.remarks import Remarks
 from kvtierd.plan.resources import engine_resources
 from kvtierd.plan.series import detect_series
+from kvtierd.plan.tls import plan_tls
 from kvtierd.plan.toolchain import Toolchain
 from kvtierd.plan.units import (
     ENDPOINT_ID,
@@ -59,8 +77,8 @@ def make_plan(
         node: plan for this node of the cluster, instead of finding it by name and address.
         owned_pids: processes of running units, whose ports are not "taken by somebody".
         owned_pages: hugepages that kvtierd itself reserved earlier (from its ledger).
-        master: the node that is the master now; default: the one the settings name. Behind relaying endpoints it makes
-            no difference: every node that may become the master has the MetaService in its plan.
+        master: the node that is the master now; default: the one the settings name. It makes a difference only to the
+            addresses of clients without an endpoint: every node that may become the master has the MetaService in its plan.
 
     Returns:
         The plan. What must not be applied is in ``refusals``; this function does not raise for it.
@@ -101,8 +119,8 @@ class _Planner:
         self.ports = PortPlan(inventory, self.remarks, owned_pids=owned_pids)
         self.alone = settings.cluster.mode == "standalone"
         self.master = self.node if self.alone else master or settings.cluster.master or ""
-        # Behind relaying endpoints any node can become the master without a word changing in anybody's configuration.
-        self.has_meta = self.master == self.node or settings.meta.endpoint == "relay"
+        # In a cluster any node can become the master.
+        self.has_meta = settings.meta.endpoint == "relay" or self.alone or is_direct_cluster(settings)
         self.install = find_install(settings.meta, inventory)
         self.boxed = settings.meta.runner == "docker"
         self.python = (
@@ -195,18 +213,36 @@ class _Planner:
             self.settings.pool, pool, hugepages, self.inventory, self.remarks, owned_pages=self.owned_pages
         )
         self._check_cluster()
+        check_direct(self.settings, self.version, self.remarks)
+        tls = plan_tls(self.settings, self.version, self.node)
         address = plan_addresses(
             self.settings,
             self.ports,
             pool,
+            scheme="http" if tls is None or tls.http is None else "https",
             has_meta=self.has_meta,
-            master=self.master,
+            node=self.node,
+            master=self._pointed(),
+            alias=alias_name(self.settings.cluster.name) if uses_alias(self.settings, self.version) else "",
             engine_ports=self._engine_ports(engines),
         )
-        memcache = MemcacheConf(self.settings, address, pool, self.conf_dir, self.node, self.master)
+        memcache = MemcacheConf(
+            self.settings,
+            address,
+            pool,
+            self.conf_dir,
+            self.node,
+            self.master,
+            self._pointed(),
+            tls,
+            self.version,
+        )
         files = memcache.files(self.version, self.remarks, a3=self.series == "A3", has_meta=self.has_meta)
         env = memcache_env(self.toolchain, self.series, pool.protocol, self.inventory, self.install)
-        units = self._own_units(address, pool, hugepages=hugepages.pages > 0)
+        units = self._own_units(address, pool, tls, hugepages=hugepages.pages > 0)
+        follow: dict[
+            str, bool
+        ] = {}  # engines that use the pool -> whether a change of their file reaches them
         for planned in self._engines(engines, memcache, env):
             after = tuple(pool_id(i) for i in range(pool.providers)) if pool.placement == "standalone" else ()
             units.append(
@@ -220,6 +256,10 @@ class _Planner:
                 )
             )
             files += planned.launch.files
+            if planned.launch.clients != 0:
+                follow[units[-1].id] = planned.launch.follows_conf
+        direct = plan_direct(self.settings, self.version, self._pointed(), units, follow)
+        self._tell_of_direct(direct)
         if self.emulated:
             self.remarks.note(
                 "emulated", "EMULATED: the Ascend driver is a stand-in; for development and tests only"
@@ -234,12 +274,36 @@ class _Planner:
             pool=pool,
             meta=address,
             files=tuple(files),
-            units=tuple(_with_files_digest(unit, files, self.version) for unit in units),
+            units=tuple(_with_files_digest(unit, files, self.version, direct) for unit in units),
             ports=self.ports.uses,
             notes=tuple(self.remarks.notes),
             refusals=tuple(self.remarks.refusals),
+            direct=direct,
+            tls=tls,
             left_out=self.left_out,
         )
+
+    def _pointed(self) -> str:
+        """The node that clients' addresses name. While no master is known, any will do: nobody starts before it is."""
+        if is_direct_cluster(self.settings):
+            names = [p.name for p in self.settings.cluster.nodes]
+            return self.master if self.master in names else names[0]
+        return self.master
+
+    def _tell_of_direct(self, direct: DirectPlan | None) -> None:
+        if direct is None:
+            return
+        if direct.alias:
+            self.remarks.note(
+                "direct.alias",
+                f"a line of kvtierd's in /etc/hosts will lead {direct.alias} to the master; kvtierd must be able to write"
+                " that file",
+            )
+        for client in direct.clients:
+            if client.means == "restart":
+                self.remarks.note(
+                    "direct.restart", f"{client.unit} is restarted with every change of master: {client.why}"
+                )
 
     def _engine_ports(self, engines: list[EngineSettings]) -> set[int]:
         """Those that the settings name, and the drivers' defaults for the others."""
@@ -300,13 +364,17 @@ class _Planner:
 
     def _after_meta(self) -> tuple[str, ...]:
         """What must be there before a client of the pool starts, where that is on this host."""
+        if is_direct_cluster(self.settings):
+            return ()  # the daemon knows whether the master's MetaService is there
         if self.settings.meta.endpoint == "relay" and not self.alone:
             return (ENDPOINT_ID,)  # which knows whether the master's MetaService is there
         return (META_ID,) if self.has_meta else ()
 
     # -- units
 
-    def _own_units(self, address: MetaAddress, pool: PoolPlan, *, hugepages: bool) -> list[UnitSpec]:
+    def _own_units(
+        self, address: MetaAddress, pool: PoolPlan, tls: MemcacheTls | None, *, hugepages: bool
+    ) -> list[UnitSpec]:
         units: list[UnitSpec] = []
         place = memcache_place(
             self.settings.meta, self.inventory, self.toolchain, series=self.series, protocol=pool.protocol,
@@ -321,6 +389,7 @@ class _Planner:
                 meta_unit(
                     self.toolchain, address, place=place, conf_path=f"{self.conf_dir}/mmc-meta.conf",
                     guard_file=f"{self.settings.paths.runtime}/{LEASE_FILE}" if elected else None,
+                    tls=tls.http if tls is not None else None,
                 )
             )  # fmt: skip
         if pool.placement == "standalone":
@@ -333,7 +402,7 @@ class _Planner:
             units += [
                 pool_unit(
                     self.toolchain, index, place=place, conf_path=f"{self.conf_dir}/mmc-local-pool.conf",
-                    emulated=self.emulated, hugepages=hugepages, after=self._after_meta(),
+                    emulated=self.emulated, hugepages=hugepages, after=self._after_meta(), tls=tls is not None,
                 )
                 for index in range(pool.providers)
             ]  # fmt: skip
@@ -463,9 +532,21 @@ def _lasting(file: FileSpec, version: str) -> str:
     )
 
 
-def _with_files_digest(unit: UnitSpec, files: list[FileSpec], version: str) -> UnitSpec:
-    """Ties a unit to the content of its files, so that a changed conf shows up as a changed unit."""
-    mine = sorted((f.path, _lasting(f, version)) for f in files if f.path in unit.files)
+def _with_files_digest(
+    unit: UnitSpec, files: list[FileSpec], version: str, direct: DirectPlan | None
+) -> UnitSpec:
+    """Ties a unit to the content of its files, so that a changed conf shows up as a changed unit.
+
+    Another master is no change: clients are brought there, or restarted, when it comes up.
+    """
+    mine = sorted(
+        (
+            f.path,
+            _lasting(f, version) if unit.kind == "meta" else without_master(_lasting(f, version), direct),
+        )
+        for f in files
+        if f.path in unit.files
+    )
     digest = hashlib.sha256(json.dumps(mine).encode()).hexdigest()[:16]
     return unit.model_copy(update={"files_digest": digest})
 

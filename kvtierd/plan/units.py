@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from kvtierd.errors import UsageError
 from kvtierd.plan.model import (
     HttpProbe,
+    HttpTls,
     LogProbe,
     MetaAddress,
     Readiness,
@@ -39,6 +40,8 @@ FATAL_EXITS = (77, 78)
 STOP_SECONDS = 15.0
 # Docker kills what has not ended by then; its client must still be there to hear of it.
 CONTAINER_STOP_SECONDS = 12.0
+# With MemCache's own TLS a first message is lost now and then, and each further try begins 28 s later (1.3.0).
+TLS_JOIN_SECONDS = 180.0
 HUGEPAGE_FILES = "/dev/hugepages"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where MemCache keeps a pool's memory
 
@@ -83,6 +86,7 @@ def meta_unit(
     place: MemcachePlace,
     conf_path: str,
     guard_file: str | None = None,
+    tls: HttpTls | None = None,
 ) -> UnitSpec:
     """The MetaService, by wheel or by run package, on the host or in a container."""
     argv, env = place.command(
@@ -108,7 +112,7 @@ def meta_unit(
         namespace=toolchain.namespace,
         readiness=Readiness(
             # What the answer says, and whose it is, the daemon checks beside this.
-            probes=(HttpProbe(url=f"{address.metrics_url}/health"),),
+            probes=(HttpProbe(url=f"{address.metrics_url}/health", tls=tls),),
             deadline_seconds=30,
             holdoff_seconds=3,
             interval_seconds=0.1,
@@ -137,13 +141,15 @@ def pool_unit(
     emulated: bool,
     hugepages: bool,
     after: tuple[str, ...],
+    tls: bool = False,
 ) -> UnitSpec:
     """A pool holder: a LocalService in a process of its own that only contributes DRAM."""
     devices = () if emulated else (index,)
+    patience = ("--init-deadline", f"{TLS_JOIN_SECONDS:g}") if tls else ()
     argv, env = place.command(
         toolchain,
         name=pool_id(index),
-        command=(place.python, toolchain.run_pool_script, "--device", str(index)),
+        command=(place.python, toolchain.run_pool_script, "--device", str(index), *patience),
         env={**place.pool_env, "MMC_LOCAL_CONFIG_PATH": conf_path},
         devices=devices,
         # The pool's memory lies here, and the other members of the pool on this host look for it here.
@@ -164,7 +170,7 @@ def pool_unit(
         readiness=Readiness(
             probes=(LogProbe(contains="kvtierd-pool ready"),),
             # Reserving and registering hundreds of GiB takes its time on hardware.
-            deadline_seconds=60 if emulated else 300,
+            deadline_seconds=max(60 if emulated else 300, TLS_JOIN_SECONDS + 30 if tls else 0),
         ),
         restart=RestartPolicy(
             first_seconds=0.5,

@@ -198,6 +198,19 @@ class MetaSettings(RunnerSettings):
         "relay",
         description="relay: engines talk to kvtierd's local endpoint; direct: to the MetaService itself",
     )
+    host_alias: bool = Field(
+        True,
+        description="endpoint = direct in a cluster: a line of kvtierd's in /etc/hosts may lead engines to the master",
+    )
+    tls: bool = Field(
+        False,
+        description="MemCache's own TLS, with the certificates of [cluster] tls; endpoint = direct only",
+    )
+    openssl: AbsolutePath | None = Field(
+        None,
+        description="directory with libssl.so.3 and libcrypto.so.3 for MemCache's TLS; default: the host's",
+        examples=["/usr/lib64"],
+    )
     runtime: Literal["wheel", "binary"] = Field(
         "wheel", description="wheel: memcache-hybrid from PyPI; binary: the run package", examples=["wheel"]
     )

@@ -19,6 +19,7 @@ from kvtierd.memcache.rest import MetaClient
 from kvtierd.memcache.run_purge import EXIT_CONFIG
 from kvtierd.plan.model import NodePlan
 from kvtierd.tier.machine import Action, TierInputs, TierMachine, TierView
+from kvtierd.tier.meta_check import tls_files
 
 PURGE_SECONDS = 30.0
 QUIESCE_SECONDS = 5.0
@@ -70,7 +71,7 @@ class TierKeeper:
         self.pool_seen_unix_seconds: float | None = None
         self._machine = machine
         self._state_file = state_file
-        self._client = MetaClient(plan.meta.metrics_url, timeout_seconds=1.0)
+        self._client = MetaClient(plan.meta.metrics_url, timeout_seconds=1.0, tls=tls_files(plan.tls))
         self._endpoint = endpoint
         self._purge_argv = purge_argv
         self._purge_env = purge_env

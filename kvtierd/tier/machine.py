@@ -49,6 +49,9 @@ class TierInputs:
             rank count there.
         many_nodes: Ranks of other nodes are in the pool, and the endpoints of all of them count their survivors. One rank
             that is missing says nothing then: it may be a lost host's, and nobody waits for that one.
+        inherited: Another node's MetaService was there before this one, and no endpoint tells of it: what clients bring back
+            comes from there.
+        survivors_seconds: How long survivors are waited for.
         clients_alive: Some process that may have a rank is running: without any there are no survivors to wait for.
     """
 
@@ -64,6 +67,8 @@ class TierInputs:
     founding: bool = False
     survivors_missing: int = 0
     many_nodes: bool = False
+    inherited: bool = False
+    survivors_seconds: float = SURVIVORS_SECONDS
     clients_alive: bool = True
 
 
@@ -155,10 +160,10 @@ class TierMachine:
     def _new_run(self, seen: TierInputs) -> None:
         first = self._instance is None and self._phase == "fresh"
         self._instance = seen.instance
-        if first and seen.endpoint_mode != "recover":
+        if first and seen.endpoint_mode != "recover" and not seen.inherited:
             return
         # An endpoint that recovers has seen the death: then the quiesce was over before the stop came.
-        died = not seen.clean_stop or seen.endpoint_mode == "recover"
+        died = not seen.clean_stop or seen.endpoint_mode == "recover" or seen.inherited
         self._begin_recovery(seen, unclean=died and not seen.handed_over and not (first and seen.founding))
 
     def _begin_recovery(self, seen: TierInputs, *, unclean: bool) -> None:
@@ -182,7 +187,7 @@ class TierMachine:
         waited = seen.now_seconds - self._since_seconds
         back, _ = joinable(pool, self._members)
         missing = seen.survivors_missing if seen.clients_alive else 0
-        if ((not back and self._members) or missing) and waited < SURVIVORS_SECONDS:
+        if ((not back and self._members) or missing) and waited < seen.survivors_seconds:
             return tuple(actions)
         if not back:
             self._given_up = tuple(sorted(set(self._members) - {r.rank for r in pool.cluster.ranks}))

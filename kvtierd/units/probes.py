@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 
-from kvtierd.http_get import HttpError, http_get
+from kvtierd.http_get import HttpError, TlsFiles, http_get
 from kvtierd.plan.model import HttpProbe, LogProbe, Probe, TcpProbe
 
 LONGEST_BODY_BYTES = 256 * 1024
@@ -89,6 +89,7 @@ async def _http(probe: HttpProbe) -> ProbeResult:
             timeout_seconds=HTTP_SECONDS,
             most_body_bytes=LONGEST_BODY_BYTES,
             body_of_status=probe.status if probe.body_contains is not None else NO_STATUS,
+            tls=TlsFiles(**probe.tls.model_dump()) if probe.tls is not None else None,
         )
     except HttpError as error:
         return _failed(f"{error.message}{f' ({error.why})' if error.why else ''}")

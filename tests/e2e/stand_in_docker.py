@@ -52,6 +52,8 @@ def run(words):
         print(f"Conflict. The container name {name} is already in use", file=sys.stderr)
         return 125
     env = {**IMAGE_ENV, **passed(values)}
+    hosts = HOME / f"{name}.hosts"  # a copy, as docker makes one
+    hosts.write_bytes(Path("/etc/hosts").read_bytes())
     ended, write_end = os.pipe()
     if os.fork() == 0:  # what containerd's shim is to the real one
         os.setsid()
@@ -65,7 +67,7 @@ def run(words):
                 os.execvpe(command[0], command, env)
             finally:
                 os._exit(127)
-        (HOME / f".{name}").write_text(json.dumps({"pid": pid, "env": env}))
+        (HOME / f".{name}").write_text(json.dumps({"pid": pid, "env": env, "hosts": str(hosts)}))
         (HOME / f".{name}").replace(HOME / f"{name}.json")
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         (HOME / f"{name}.json").unlink()  # --rm
@@ -108,7 +110,7 @@ def main():
     if verb == "exec":
         os.execvpe(command[0], command, {**found["env"], **passed(values)})
     if verb == "inspect":
-        print(found["pid"])
+        print(found["hosts"] if "{{.HostsPath}}" in words else found["pid"])
     elif verb == "stop":
         end(name, signal.SIGTERM, float(words[words.index("--time") + 1])) or end(name, signal.SIGKILL, 5)
     elif verb == "rm":

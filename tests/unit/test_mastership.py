@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from kvtierd.cluster.duty import ClientsSeen
 from kvtierd.cluster.hello import NodeFacts
-from kvtierd.cluster.standing import ClusterView, Standing
+from kvtierd.cluster.standing import ClusterView, PoolRank, Standing
 from kvtierd.coordination import LEASE_EPOCH_FILE, held_lease, settings_digest
 from kvtierd.errors import ClusterError, EndpointError
 from kvtierd.mastership import Mastership
@@ -90,13 +91,13 @@ class World:
             client_config_store_url="tcp://127.0.0.1:6000",
         )
         plan = SimpleNamespace(
-            node="a", meta=address, memcache_version="1.3.0", units=(),
+            node="a", meta=address, memcache_version="1.3.0", units=(), direct=None,
             pool=SimpleNamespace(world_size=16, protocol="host_shm"),
             unit=lambda unit_id: meta if unit_id == META_ID else None,
         )  # fmt: skip
         self.meta: Any = None
         self.node: Any = SimpleNamespace(
-            runtime=directory, plan=plan, supervisor=self.told, endpoint=self.told,
+            runtime=directory, state=directory, plan=plan, supervisor=self.told, endpoint=self.told,
             endpoint_status=self.told.status_now, keeper=None, paused=None, view=lambda _: self.meta,
             settings=Settings(pool={"dram": 1 << 30}, cluster={"mode": "lease", "peers": PEERS}),
             events=SimpleNamespace(add=lambda *a, **k: self.events.append(a), last=list),
@@ -344,3 +345,61 @@ def test_other_cluster_settings_wait_for_a_restart_and_say_so(tmp_path: Path) ->
     world.node.settings = Settings(pool={"dram": 1 << 30}, cluster={"mode": "lease", "peers": peers})
     world.mastership.show()
     assert "until kvtierd is restarted" in world.node.cluster_problems[0]
+
+
+class LedClients:
+    """Clients without an endpoint, as mastership sees them."""
+
+    def __init__(self) -> None:
+        self.plan: Any = object()
+        self.seen: Any = ClientsSeen(3, "c")
+        self.life, self.missing = "epoch 3", 2
+        self.led: list[tuple[int, str]] = []
+        self.looked: list[dict[str, Any]] = []
+
+    async def point(self, epoch: int, master: str) -> None:
+        self.led.append((epoch, master))
+        self.seen, self.life = ClientsSeen(epoch, master), f"epoch {epoch}"
+
+    def round(self, roll: Any, **how: Any) -> None:
+        self.looked.append(how)
+
+
+def without_endpoint(tmp_path: Path, standing: Standing = MASTER) -> tuple[World, LedClients]:
+    world, clients = World(tmp_path, standing), LedClients()
+    world.node.endpoint = world.node.endpoint_status = None
+    world.mastership.clients = clients  # type: ignore[assignment]
+    return world, clients
+
+
+async def test_clients_without_endpoints_are_led_to_this_node_when_it_is_the_master(tmp_path: Path) -> None:
+    world, clients = without_endpoint(tmp_path)
+    await world.mastership.round()
+    assert clients.led == [(4, "a")]
+    (_, view) = next(call for call in world.told.calls if call[0] == "publish")
+    assert view.meta_service_url == "tcp://127.0.0.1:5001", "what it listens at, not what clients are told"
+    assert world.mastership.facts().endpoint_life == "epoch 4"
+    assert world.mastership.facts().survivors_missing == 2
+    assert world.mastership.inherited, "epoch 4: others were there before"
+    world.stand(dataclasses.replace(MASTER, epoch=1))
+    assert not world.mastership.inherited
+
+
+async def test_they_are_led_to_another_and_looked_at_with_what_it_says_of_the_pool(tmp_path: Path) -> None:
+    world, clients = without_endpoint(tmp_path, Standing("follower", 6, "b"))
+    rank = PoolRank(3, "provider", True, 64)
+    world.told.newest = ClusterView(6, "b", tier_state="pool_ready", pool_ranks=(rank,))
+    await world.mastership.round()
+    assert clients.led == [(6, "b")]
+    world.mastership.look_at_clients(lambda _: None)
+    assert clients.looked == [{"epoch": 6, "up": True, "is_open": False, "ranks": {3: rank}}]
+    world.told.newest = ClusterView(6, "b", tier_state="down", served_life="epoch 6")
+    world.mastership.look_at_clients(lambda _: None)
+    assert clients.looked[-1] == {"epoch": 6, "up": False, "is_open": False, "ranks": None}
+
+
+async def test_a_master_counts_the_survivors_of_nodes_without_endpoints(tmp_path: Path) -> None:
+    world, _ = without_endpoint(tmp_path)
+    world.peer("b", endpoint_life="epoch 4", survivors_missing=2)
+    world.peer("c", endpoint_life="epoch 3")
+    assert world.mastership.survivors_missing_elsewhere() == 3, "node c has not been led yet"

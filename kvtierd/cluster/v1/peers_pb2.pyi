@@ -91,7 +91,7 @@ class ElectionReply(_message.Message):
     def __init__(self, answers: _Optional[_Iterable[_Union[ElectionMessage, _Mapping]]] = ...) -> None: ...
 
 class View(_message.Message):
-    __slots__ = ("cluster", "epoch", "master", "address", "meta_service_url", "config_store_url", "since_unix_seconds", "why", "tier_state", "served_life", "revision", "age_seconds")
+    __slots__ = ("cluster", "epoch", "master", "address", "meta_service_url", "config_store_url", "since_unix_seconds", "why", "tier_state", "served_life", "revision", "age_seconds", "pool_ranks")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     MASTER_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +104,7 @@ class View(_message.Message):
     SERVED_LIFE_FIELD_NUMBER: _ClassVar[int]
     REVISION_FIELD_NUMBER: _ClassVar[int]
     AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    POOL_RANKS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     epoch: int
     master: str
@@ -116,7 +117,20 @@ class View(_message.Message):
     served_life: str
     revision: int
     age_seconds: float
-    def __init__(self, cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., address: _Optional[str] = ..., meta_service_url: _Optional[str] = ..., config_store_url: _Optional[str] = ..., since_unix_seconds: _Optional[float] = ..., why: _Optional[str] = ..., tier_state: _Optional[str] = ..., served_life: _Optional[str] = ..., revision: _Optional[int] = ..., age_seconds: _Optional[float] = ...) -> None: ...
+    pool_ranks: _containers.RepeatedCompositeFieldContainer[PoolRank]
+    def __init__(self, cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., address: _Optional[str] = ..., meta_service_url: _Optional[str] = ..., config_store_url: _Optional[str] = ..., since_unix_seconds: _Optional[float] = ..., why: _Optional[str] = ..., tier_state: _Optional[str] = ..., served_life: _Optional[str] = ..., revision: _Optional[int] = ..., age_seconds: _Optional[float] = ..., pool_ranks: _Optional[_Iterable[_Union[PoolRank, _Mapping]]] = ...) -> None: ...
+
+class PoolRank(_message.Message):
+    __slots__ = ("rank", "role", "active", "memory_bytes")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    role: str
+    active: bool
+    memory_bytes: int
+    def __init__(self, rank: _Optional[int] = ..., role: _Optional[str] = ..., active: _Optional[bool] = ..., memory_bytes: _Optional[int] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("cluster", "sender")

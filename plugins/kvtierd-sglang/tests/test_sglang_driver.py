@@ -371,3 +371,10 @@ def test_the_cpu_driver_uses_no_memcache() -> None:
     assert value_of(
         CPU.launch(context(args={"attention-backend": "intel_amx"})).argv, "--attention-backend"
     ) == ("intel_amx")
+
+
+def test_memcache_s_own_tls_is_refused_since_its_json_would_be_without() -> None:
+    plain = context()
+    conf = plain.local_conf.model_copy(update={"extra": {"ock.mmc.tls.enable": "true"}})
+    launch = DRIVER.launch(plain.model_copy(update={"local_conf": conf}))
+    assert "engine.memcache-tls" in [r.code for r in launch.refusals]

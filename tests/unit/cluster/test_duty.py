@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from kvtierd.cluster.duty import (
     ArmGuard,
+    ClientsSeen,
     EndpointSeen,
     KillMeta,
     MetaSeen,
     OpenEndpoint,
+    PointClients,
     PointEndpoint,
     Publish,
     RestMeta,
@@ -220,3 +222,29 @@ def test_whatever_is_seen(what: Seen) -> None:
         assert what.endpoint is not None
         assert what.endpoint.life == what.view.served_life != ""
         assert what.endpoint.epoch == what.view.epoch
+
+
+def test_clients_without_an_endpoint_are_led_forward_only() -> None:
+    view = ClusterView(5, "b", tier_state="down")
+    follower = seen(FOLLOWER, view=view, clients=ClientsSeen(4, "c"))
+    assert of(PointClients, duties(follower)) == [PointClients(5, "b")], "at once: they leave no link for it"
+    for there in (ClientsSeen(5, "b"), ClientsSeen(6, "c")):
+        assert not of(PointClients, duties(dataclasses.replace(follower, clients=there)))
+    # The files of a new plan point elsewhere: again, under the same epoch.
+    anew = dataclasses.replace(follower, clients=ClientsSeen(5, ""))
+    assert of(PointClients, duties(anew)) == [PointClients(5, "b")]
+    assert not of(PointClients, duties(dataclasses.replace(follower, clients=None)))
+    assert of(PointClients, duties(seen(clients=ClientsSeen(4, "b")))) == [PointClients(5, "a")]
+    assert not of(PointClients, duties(seen(clients=ClientsSeen(4, "b"), handing_over=True)))
+
+
+def test_without_endpoints_the_master_says_by_itself_that_it_is_up_and_open() -> None:
+    def told(**changes: object) -> Publish:
+        (publish,) = of(Publish, duties(seen(clients=ClientsSeen(5, "a"), **changes)))
+        assert isinstance(publish, Publish)
+        return publish
+
+    assert told().tier_state == "down"
+    assert told(meta=UP).tier_state == "meta_up"
+    assert told(meta=UP).served_life == ""
+    assert told(meta=UP, tier_state="joinable", tier_serving=True).served_life == "epoch 5"

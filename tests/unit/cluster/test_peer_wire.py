@@ -26,7 +26,7 @@ from kvtierd.cluster.peer_wire import (
     view_from_wire,
     view_to_wire,
 )
-from kvtierd.cluster.standing import ClusterView
+from kvtierd.cluster.standing import ClusterView, PoolRank
 from kvtierd.cluster.v1 import peers_pb2 as pb
 from kvtierd.errors import ClusterError
 
@@ -119,3 +119,17 @@ def test_facts_there_and_back():
     assert facts_from_wire(facts_to_wire(facts)) == facts
     with pytest.raises(ClusterError, match="malformed"):
         facts_from_wire(pb.NodeFacts(node="a", uptime_seconds=-1))
+
+
+def test_the_members_of_the_pool_travel_with_the_view() -> None:
+    ranks = (PoolRank(0, "provider", True, 64 << 30), PoolRank(7, "unknown", False))
+    view = ClusterView(4, "a", pool_ranks=ranks)
+    assert view_from_wire(view_to_wire("prod", view, 3, 0.5)) == view
+    wire = view_to_wire("prod", view, 3, 0.5)
+    wire.pool_ranks[0].role = "provider\x1b[31m"
+    with pytest.raises(ClusterError):
+        view_from_wire(wire)
+    wire = view_to_wire("prod", view, 3, 0.5)
+    wire.pool_ranks.extend([wire.pool_ranks[0]] * 1024)
+    with pytest.raises(ClusterError):
+        view_from_wire(wire)

@@ -40,10 +40,9 @@ def test_the_seed_s_single_host_comes_out_exactly():
 def test_both_of_the_seed_s_two_hosts_come_from_one_file():
     settings = load_settings(Path("examples/two-hosts-a2.toml"), {})
     first, second = (plan(settings, host("a2-8cards"), node=n) for n in ("host-a", "host-b"))
-    assert [u.kind for u in first.units] == ["meta"]
-    assert second.units == ()
+    assert first.refusals == second.refusals == ()
+    assert [u.kind for u in first.units] == [u.kind for u in second.units] == ["endpoint", "meta"]
     assert file(first, "mmc-local.conf") == file(second, "mmc-local.conf")
-    assert "ock.mmc.meta_service_url = tcp://10.20.0.10:5000" in file(second, "mmc-local.conf")
     assert first.pool.world_size == second.pool.world_size >= 16
 
 
@@ -603,15 +602,6 @@ def test_behind_relaying_endpoints_every_node_is_ready_to_become_the_master():
     assert static.unit("kvtier-meta-main").guard_file is None, "nothing ends a lease that there is not"
 
 
-def test_with_direct_endpoints_only_the_master_has_a_meta_service():
-    settings = configured(cluster={"mode": "lease", "peers": PEERS}, meta={"endpoint": "direct"})
-    first = plan(settings, host("a2-2cards"), node="a", master="a")
-    assert first.unit("kvtier-meta-main") is not None
-    second = plan(settings, host("a2-2cards"), node="a", master="b")
-    assert second.unit("kvtier-meta-main") is None
-    assert "ock.mmc.meta_service_url = tcp://10.0.0.2:5000" in file(second, "mmc-local.conf")
-
-
 def test_a_witness_runs_nothing_and_is_no_part_of_the_pool():
     peers = [*PEERS[:2], {**PEERS[2], "witness": True}]
     settings = configured(cluster={"mode": "lease", "peers": peers}, engine=[engine()])
@@ -665,17 +655,6 @@ def test_the_master_is_named_on_every_node():
     settings = load_settings(Path("examples/two-hosts-a2.toml"), {})
     assert {plan(settings, host("a2-8cards"), node=n).master for n in ("host-a", "host-b")} == {"host-a"}
     assert plan(configured(engine=[engine()]), host("a2-2cards")).master == "a2-infer-01"
-
-
-def test_a_pool_holder_away_from_the_master_waits_for_no_unit_that_is_not_there():
-    peers = [{"name": "a", "address": "10.0.0.1"}, {"name": "b", "address": "10.0.0.2"}]
-    settings = configured(
-        pool={"dram": 64 * GIB, "placement": "standalone"},
-        meta={"endpoint": "direct"},
-        cluster={"mode": "static", "master": "a", "peers": peers},
-    )
-    assert plan(settings, host("a3-16dies"), node="a").unit("kvtier-pool-0").after == ("kvtier-meta-main",)
-    assert plan(settings, host("a3-16dies"), node="b").unit("kvtier-pool-0").after == ()
 
 
 def test_the_documented_json_shape():

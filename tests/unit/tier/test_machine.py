@@ -319,3 +319,31 @@ def test_with_many_nodes_a_lost_host_s_rank_is_not_waited_for_and_costs_nobody_a
     assert story.look(survivors_missing=0) == ("purge",)
     story.machine.purge_ended(ok=True, now_seconds=story.now)
     assert story.look() == ("serve", "admit-all")
+
+
+def test_what_comes_from_another_master_without_an_endpoint_to_tell_of_it_is_purged():
+    machine = m.TierMachine(EXPECTED, purge_on_unclean=True)
+    inherited = m.TierInputs(
+        now_seconds=0.0, instance="run-1", meta_up=True, meta_problem="", pool=pool(), endpoint_mode=None,
+        endpoint_admission=None, many_nodes=True, inherited=True, survivors_missing=1, survivors_seconds=30.0,
+    )  # fmt: skip
+    assert machine.step(inherited) == ()
+    assert machine.view.phase == "recovering", "survivors first"
+    assert machine.step(dataclasses.replace(inherited, now_seconds=29.0)) == (), (
+        "longer than behind an endpoint"
+    )
+    assert machine.step(dataclasses.replace(inherited, now_seconds=29.0, survivors_missing=0)) == ("purge",)
+    machine.purge_ended(ok=True, now_seconds=30.0)
+    machine.step(dataclasses.replace(inherited, now_seconds=30.0, survivors_missing=0))
+    assert machine.view.phase == "serving"
+
+
+def test_a_clean_end_of_long_ago_says_nothing_of_the_masters_since():
+    machine = m.TierMachine(EXPECTED, purge_on_unclean=True)
+    mine = m.TierInputs(
+        now_seconds=0.0, instance="run-1", meta_up=True, meta_problem="", pool=pool(), endpoint_mode=None,
+        endpoint_admission=None,
+    )  # fmt: skip
+    machine.step(mine)
+    again = dataclasses.replace(mine, instance="run-2", clean_stop=True, inherited=True, many_nodes=True)
+    assert "purge" in machine.step(again)

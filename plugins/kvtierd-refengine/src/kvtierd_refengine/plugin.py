@@ -77,6 +77,7 @@ class RefengineDriver:
             ),
             env=env,
             clients=1 if uses_l3 else 0,
+            follows_conf=True,
             readiness=Readiness(
                 probes=(HttpProbe(url=f"{context.url}/health", body_contains='"status": "ok"'),),
                 deadline_seconds=_READY_DEADLINE_SECONDS,

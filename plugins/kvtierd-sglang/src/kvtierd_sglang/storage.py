@@ -64,6 +64,18 @@ def storage_json(context: EngineContext, extra: Mapping[str, Any]) -> Rendered:
     version, notes = memcache_version(context)
     own = dict(extra)
     threshold = own.pop("prefetch_threshold", PREFETCH_THRESHOLD_TOKENS)
+    if context.local_conf.extra.get("ock.mmc.tls.enable") == "true":
+        return Rendered(
+            None,
+            notes,
+            (
+                Refusal(
+                    code="engine.memcache-tls",
+                    message="[meta] tls = true: SGLang takes MemCache's configuration as JSON, and TLS in it is not proved",
+                    hint='write [meta] endpoint = "relay": then traffic between nodes is encrypted by the endpoints',
+                ),
+            ),
+        )
     try:
         base = SglangStorageConf.from_local(context.local_conf)
         fields = base.model_dump(exclude={"extra"})
