@@ -88,8 +88,14 @@ def demo(
     from kvtierd.workload.demo import DemoNode
 
     started = time.monotonic()
-    for number in (signal.SIGTERM, signal.SIGHUP):  # like Ctrl-C: leave nothing behind
-        signal.signal(number, signal.default_int_handler)
+    interrupted: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        interrupted.append(number)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # all like Ctrl-C: leave nothing behind
+        signal.signal(number, interrupt)
     settings, ready = _engine_settings(engine, python, model)
     with _progress(quiet=as_json) as say, DemoNode(say, engine=settings, ready_seconds=ready) as node:
         passes = _run(node, _texts(prompts, length), say)
@@ -104,6 +110,8 @@ def demo(
             _print_json(passes, reply, same=same, seconds=seconds)
         else:
             _print(passes, reply, engine, same=same, seconds=seconds)
+    if interrupted:  # it came where Python drops exceptions: in a destructor, or a callback of a library
+        raise KeyboardInterrupt
     hit = passes[2].tokens("l3_tokens") > 0 and passes[1].tokens("l1_tokens") > 0
     if not (same and hit):
         raise KvtierError(
