@@ -46,7 +46,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         (report.nodeid, word)
         for outcome, word in words.items()
         for report in terminalreporter.stats.get(outcome, [])
-        if "/test_systemd.py" not in report.nodeid
+        if "/test_systemd.py" not in report.nodeid and "/guest/" not in report.nodeid
     ]
     for nodeid, word in sorted(rows, key=lambda row: row[0].split("::")[0]):
         file, name = nodeid.split("/")[-1].split("::")[:2]

@@ -39,7 +39,11 @@ def results() -> Iterator[dict[str, str]]:
         os.mknod(device, stat.S_IFCHR | 0o666, FUSE)
     talk = "while :; do echo talking; sleep 0.2; done"
     subprocess.run(
-        ["systemd-run", "--quiet", "--collect", f"--unit={TALKER}", "--uid=nobody", "/bin/sh", "-c", talk],
+        [
+            "systemd-run", "--quiet", "--collect", f"--unit={TALKER}", "--uid=nobody",
+            # With the old control groups systemd may not hear of its end, and would wait for its time-out.
+            "--property=KillSignal=SIGKILL", "--property=TimeoutStopSec=5s", "/bin/sh", "-c", talk,
+        ],
         check=True, timeout=30,
     )  # fmt: skip
     probe = Path(__file__).with_name("sandbox_probe.py")
