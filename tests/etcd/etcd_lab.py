@@ -1,6 +1,6 @@
 """Real etcds: found on this machine, started on loopback, killed, frozen and cut off.
 
-Tests run with every version that is found: in ``KVTIERD_TEST_ETCD`` (paths, separated by colons), on the PATH, in
+Tests run with every version that is found: in ``TEST_ETCD`` (paths, separated by colons), on the PATH, in
 the cache (``python tests/etcd/etcd_lab.py`` puts Debian's there), and the one of the development environment.
 """
 
@@ -24,7 +24,7 @@ CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "kvtier
 @functools.cache
 def found():
     """Version -> path of a program."""
-    candidates = [Path(p) for p in os.environ.get("KVTIERD_TEST_ETCD", "").split(":") if p]
+    candidates = [Path(p) for p in os.environ.get("TEST_ETCD", "").split(":") if p]
     on_path = shutil.which("etcd")
     candidates += [Path(on_path)] if on_path else []
     candidates += sorted(CACHE.glob("*/etcd"))
