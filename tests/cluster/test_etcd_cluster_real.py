@@ -37,7 +37,7 @@ def settings(etcd: Etcd, lease_seconds: float = LEASE_SECONDS) -> str:
 
 @pytest.fixture(scope="module")
 def etcd() -> Iterator[Etcd]:
-    running = Etcd(list(FOUND.values())[0], members=3)
+    running = Etcd(next(iter(FOUND.values())), members=3)
     try:
         running.start()
         yield running
