@@ -20,7 +20,7 @@ from kvtierd.units.guard_file import now_seconds
 CONTACT_SECONDS = 15.0  # a peer that was not heard of for longer is not reached: greetings come every 10 s
 POLL_SECONDS = 0.01
 PERMIT_SECONDS = (
-    40.0  # the target of a switchover may run its MetaService for so long before it is the master
+    40.0  # for so long the target of a switchover may run its MetaService before it is the master
 )
 PAUSE_FILE = "paused"
 

@@ -161,9 +161,8 @@ def facts_of(plan: NodePlan | None, settings: Settings) -> NodeFacts:
 def settings_digest(settings: Settings) -> str:
     """Of what must be the same on all nodes; sizes, ports and engines of one node are its own affair."""
     cluster = settings.cluster.model_dump(mode="json", exclude={"tls", "etcd"})
-    if (
-        settings.cluster.mode == "etcd"
-    ):  # two nodes that ask two etcds, or look at other keys, elect two masters
+    if settings.cluster.mode == "etcd":
+        # Two nodes that ask two etcds, or look at other keys, elect two masters.
         etcd = settings.cluster.etcd
         cluster["etcd"] = {"endpoints": sorted(etcd.endpoints), "prefix": etcd.prefix}
     # Without endpoints every node dials every other one's MetaService.

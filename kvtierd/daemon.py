@@ -399,12 +399,10 @@ class Daemon:
                 or any(v.kind in {"pool", "engine"} and v.pid for v in node.supervisor.views()),
             )
         )
-        if direct and mastership is not None and keeper.view.phase == "recovering":
-            mastership.hear_from_all()
-        if mastership is not None and not self._endpoint_is_open():
+        if mastership is not None and (direct or not self._endpoint_is_open()):
             if keeper.view.phase == "recovering":
                 mastership.hear_from_all()
-            else:  # it may just have been opened: the others wait to hear of it
+            elif not direct:  # it may just have been opened: the others wait to hear of it
                 node.endpoint_status = await self._ask_endpoint()
                 if self._endpoint_is_open():
                     node.supervisor.poke()

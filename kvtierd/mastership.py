@@ -78,7 +78,6 @@ class Mastership:
         self._told: Standing | None = None
         self._since_unix_seconds = 0.0
         self._problem = ""
-        self._unfit = ""
         self._permit_until_seconds = 0.0
         part.network.desk.prepare = self.prepare
         part.network.desk.events = node.events.last
@@ -128,18 +127,19 @@ class Mastership:
 
     def judge_fitness(self) -> None:
         """Tells the coordinator whether this node may become the master."""
+        why = self._why_unfit()
+        self.coordinator.set_fit(not why, why)
+
+    def _why_unfit(self) -> str:
         node = self._node
         meta = node.view(META_ID)
         if node.paused is not None:
-            why = "paused by an operator"
-        elif node.plan is None or node.plan.unit(META_ID) is None:
-            why = "it has no plan with a MetaService"
-        elif meta is not None and meta.state == "failed":
-            why = f"its MetaService has failed: {meta.reason}"
-        else:
-            why = ""
-        self._unfit = why
-        self.coordinator.set_fit(not why, why)
+            return "paused by an operator"
+        if node.plan is None or node.plan.unit(META_ID) is None:
+            return "it has no plan with a MetaService"
+        if meta is not None and meta.state == "failed":
+            return f"its MetaService has failed: {meta.reason}"
+        return ""
 
     async def prepare(self, sender: str, epoch: int, seconds: float) -> None:
         """A switchover to this node is about to come: starts a MetaService, and returns when it answers.
@@ -158,13 +158,12 @@ class Mastership:
                 f"{self._name} does not know {sender} as the master (epoch {epoch})",
                 hint="try again in a moment", code="cluster.not-master",
             )  # fmt: skip
-        self.judge_fitness()
-        if self._unfit:
-            raise ClusterError(f"{self._name} cannot be the master: {self._unfit}", code="cluster.not-fit")
+        if unfit := self._why_unfit():
+            raise ClusterError(f"{self._name} cannot be the master: {unfit}", code="cluster.not-fit")
         self._permit_until_seconds = until = now_seconds() + seconds
         self._node.events.add("info", "cluster.prepares", f"{sender} will hand over to this node")
         try:
-            while not self._look().meta.ready:
+            while not self._meta_seen().ready:
                 if now_seconds() > until - PERMIT_REST_SECONDS:
                     meta = self._node.view(META_ID)
                     why = f"it is {meta.state}: {meta.reason}" if meta is not None else "it is not planned"
@@ -216,6 +215,8 @@ class Mastership:
 
     def look_at_clients(self, roll: Callable[[Roll], None]) -> None:
         """Where they have no endpoint: are they back with the present master? ``roll`` starts one anew."""
+        if self.clients.plan is None:
+            return
         epoch, up, is_open = self._reached()
         view = self.board.newest
         if self.is_master:
@@ -228,15 +229,20 @@ class Mastership:
 
     def client_gate(self) -> str | None:
         """Why a client without an endpoint may not start now."""
+        if self.clients.plan is None:
+            return None
         epoch, up, is_open = self._reached()
         return self.clients.gate(epoch, up=up, is_open=is_open)
 
     def _reached(self) -> tuple[int, bool, bool]:
         """The master's epoch, whether its MetaService answers, whether newcomers may join."""
         if self.is_master:
-            seen = self._look()
-            serving = seen.tier_serving and seen.meta.ready
-            return self.coordinator.standing.epoch, seen.meta.ready and not self.handing_over, serving
+            ready = self._meta_seen().ready
+            return (
+                self.coordinator.standing.epoch,
+                ready and not self.handing_over,
+                ready and self._tier_serving,
+            )
         view = self.board.newest
         if view is None or view.master == self._name:
             return 0, False, False
@@ -299,25 +305,33 @@ class Mastership:
 
     # -- looking
 
+    def _meta_seen(self) -> MetaSeen:
+        meta = self._node.view(META_ID)
+        return MetaSeen(
+            running=meta is not None and meta.pid is not None,
+            ready=meta is not None and meta.state == "ready",
+        )
+
+    @property
+    def _tier_serving(self) -> bool:
+        keeper = self._node.keeper
+        return keeper is not None and keeper.view.phase == "serving"
+
     def _look(self) -> Seen:
         node = self._node
-        meta = node.view(META_ID)
         keeper = node.keeper
         return Seen(
             now_seconds=now_seconds(),
             node=self._name,
             standing=self.coordinator.standing,
             view=self.board.newest,
-            meta=MetaSeen(
-                running=meta is not None and meta.pid is not None,
-                ready=meta is not None and meta.state == "ready",
-            ),
+            meta=self._meta_seen(),
             endpoint=_endpoint_seen(node.endpoint_status, self._name),
             clients=self.clients.seen,
             tier_state=keeper.view.state if keeper is not None else "down",
             # From this moment the endpoint here serves too; that the MetaService has to prove itself for some seconds
             # more is no reason to keep the other nodes waiting longer than this one.
-            tier_serving=keeper is not None and keeper.view.phase == "serving",
+            tier_serving=self._tier_serving,
             armed_until_seconds=self._armed_until_seconds,
             handing_over=self.handing_over,
             permit_until_seconds=self._permit_until_seconds,

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import Literal
 
 from kvtierd.cluster.standing import PoolRank
+from kvtierd.memcache.answers import PROVIDER
 
 DEADLINE_SECONDS = 30.0  # from when the MetaService answers; measured 7.2 to 11 s
 LONGEST_ROLL_SECONDS = 1800.0  # of one unit: large models load for many minutes
-PROVIDER = "provider"
 Kind = Literal["pool", "engine"]
 
 

@@ -240,9 +240,7 @@ class _Planner:
         files = memcache.files(self.version, self.remarks, a3=self.series == "A3", has_meta=self.has_meta)
         env = memcache_env(self.toolchain, self.series, pool.protocol, self.inventory, self.install)
         units = self._own_units(address, pool, tls, hugepages=hugepages.pages > 0)
-        follow: dict[
-            str, bool
-        ] = {}  # engines that use the pool -> whether a change of their file reaches them
+        follow: dict[str, bool] = {}  # engine that uses the pool -> whether a change of its file reaches it
         for planned in self._engines(engines, memcache, env):
             after = tuple(pool_id(i) for i in range(pool.providers)) if pool.placement == "standalone" else ()
             units.append(
