@@ -141,11 +141,7 @@ class PeerLink:
         request = pb.TakeOverRequest(cluster=self._cluster, sender=self._node, epoch=under_epoch)
         reply = await self._call("TakeOver", request, pb.TakeOverReply, timeout_seconds)
         if reply.epoch == 0:
-            code = reply.code or "cluster.refused"
-            raise ClusterError(
-                text("problem", reply.problem), why=text("why", reply.why), hint=text("hint", reply.hint),
-                code=text("code", code),
-            )  # fmt: skip
+            raise _refused(reply)
         return self._read(lambda r: epoch("epoch", r.epoch), reply)
 
     async def prepare(self, under_epoch: int, seconds: float, timeout_seconds: float) -> None:
@@ -155,10 +151,7 @@ class PeerLink:
         )
         reply = await self._call("Prepare", request, pb.PrepareReply, timeout_seconds)
         if reply.code:
-            raise ClusterError(
-                text("problem", reply.problem), why=text("why", reply.why), hint=text("hint", reply.hint),
-                code=text("code", reply.code),
-            )  # fmt: skip
+            raise _refused(reply)
 
     async def events(self, last: int, after_id: int, timeout_seconds: float) -> list[Event]:
         """What happened there, oldest first."""
@@ -295,6 +288,14 @@ _SIGNS: Sequence[tuple[str, str, str]] = (
         "it hung up: it was ended, or it does not accept this node's certificate",
     ),
 )
+
+
+def _refused(reply: pb.TakeOverReply | pb.PrepareReply) -> ClusterError:
+    """Why the peer does not do what it was asked for, in its own words."""
+    return ClusterError(
+        text("problem", reply.problem), why=text("why", reply.why), hint=text("hint", reply.hint),
+        code=text("code", reply.code or "cluster.refused"),
+    )  # fmt: skip
 
 
 def _offer(wire: pb.View) -> Offer:

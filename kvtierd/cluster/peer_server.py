@@ -174,9 +174,7 @@ class _Servicer(peers_pb2_grpc.PeersServicer):
             # A caller that hangs up must not leave the new epoch half taken.
             epoch = await asyncio.shield(asyncio.ensure_future(self._desk.take_over(peer, request.epoch)))
         except KvtierError as error:
-            return pb.TakeOverReply(
-                code=error.stable_code, problem=error.message, why=error.why, hint=error.hint
-            )
+            return pb.TakeOverReply(**_refusal(error))
         return pb.TakeOverReply(epoch=epoch)
 
     async def Prepare(self, request: pb.PrepareRequest, context: Context) -> pb.PrepareReply:  # noqa: N802
@@ -190,9 +188,7 @@ class _Servicer(peers_pb2_grpc.PeersServicer):
         try:
             await self._desk.prepare(peer, request.epoch, seconds)
         except KvtierError as error:
-            return pb.PrepareReply(
-                code=error.stable_code, problem=error.message, why=error.why, hint=error.hint
-            )
+            return pb.PrepareReply(**_refusal(error))
         return pb.PrepareReply()
 
     async def Events(self, request: pb.PeerEventsRequest, context: Context) -> pb.PeerEventsReply:  # noqa: N802
@@ -297,6 +293,11 @@ class _Health(health_async.HealthServicer):  # type: ignore[misc]  # it has no t
     async def Watch(self, request: Any, context: Context) -> None:  # noqa: N802
         self._handshakes.arrived(context.peer())
         await super().Watch(request, context)
+
+
+def _refusal(error: KvtierError) -> dict[str, Any]:
+    """The fields of a reply that says no."""
+    return {"code": error.stable_code, "problem": error.message, "why": error.why, "hint": error.hint}
 
 
 def _host(address: str) -> str:
