@@ -7,19 +7,29 @@ import errno
 import fcntl
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from kvtierd.errors import StateError
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o644, owner: tuple[int, int] | None = None) -> None:
+def write_atomic(
+    path: Path,
+    data: bytes,
+    *,
+    mode: int = 0o644,
+    owner: tuple[int, int] | None = None,
+    attributes: Mapping[str, bytes] = MappingProxyType({}),
+) -> None:
     """Replaces ``path`` by a real file with this content; a reader sees the old or the new one, never a part.
 
     A symbolic link at ``path`` is replaced by the file, not followed: MemCache refuses links. ``owner`` is the numbers
-    of the user and the group that get the file; nobody else can read it before it has its mode.
+    of the user and the group that get the file; nobody else can read it before it has its mode. ``attributes`` are extended
+    ones, as far as the file system and our rights allow them.
 
     Raises:
-        StateError: no space, no permission; the old content is then untouched.
+        StateError: no space, no permission; the old content is then untouched. Its cause is the ``OSError``.
     """
     temporary = ""
     try:
@@ -31,6 +41,9 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o644, owner: tuple[int
             if owner is not None:
                 os.fchown(stream.fileno(), *owner)
             os.fchmod(stream.fileno(), mode)
+            for name, value in attributes.items():
+                with contextlib.suppress(OSError):
+                    os.setxattr(stream.fileno(), name, value)
             os.fsync(stream.fileno())
         Path(temporary).replace(path)
         temporary = ""

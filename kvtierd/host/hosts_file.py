@@ -12,11 +12,11 @@ import ipaddress
 import os
 import re
 import stat
-import tempfile
 from pathlib import Path
 from typing import Final
 
-from kvtierd.errors import HostError
+from kvtierd.errors import HostError, StateError
+from kvtierd.files import write_atomic
 
 HOSTS_FILE: Final = Path("/etc/hosts")
 MARK: Final = b"# kvtierd writes this line: the master's MetaService"
@@ -141,30 +141,30 @@ def _read(path: Path) -> bytes:
 
 def _replace(path: Path, before: bytes, after: bytes) -> None:
     """By another file with the same mode, owner and attributes; in place where that cannot be."""
-    temporary = ""
+    status = path.stat()
     try:
-        status = path.stat()
-        descriptor, temporary = tempfile.mkstemp(prefix=".hosts.kvtierd.", dir=path.parent)
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(after)
-            stream.flush()
-            if (status.st_uid, status.st_gid) != (os.geteuid(), os.getegid()):
-                os.fchown(descriptor, status.st_uid, status.st_gid)
-            os.fchmod(descriptor, stat.S_IMODE(status.st_mode))
-            for attribute in os.listxattr(path):  # SELinux keeps its label in one
-                with contextlib.suppress(OSError):
-                    os.setxattr(descriptor, attribute, os.getxattr(path, attribute))
-            os.fsync(descriptor)
-        Path(temporary).replace(path)
-        temporary = ""
-    except OSError as error:
-        if error.errno not in _NO_RENAME:
+        write_atomic(
+            path,
+            after,
+            mode=stat.S_IMODE(status.st_mode),
+            owner=(status.st_uid, status.st_gid),
+            attributes=_attributes(path),
+        )
+    except StateError as error:
+        if not isinstance(error.__cause__, OSError):
             raise
+        if error.__cause__.errno not in _NO_RENAME:
+            raise error.__cause__ from None
         _write_in_place(path, before, after)
-    finally:
-        if temporary:
-            with contextlib.suppress(OSError):
-                Path(temporary).unlink()
+
+
+def _attributes(path: Path) -> dict[str, bytes]:
+    """SELinux keeps its label in one."""
+    found = {}
+    for name in os.listxattr(path):
+        with contextlib.suppress(OSError):
+            found[name] = os.getxattr(path, name)
+    return found
 
 
 def _write_in_place(path: Path, before: bytes, after: bytes) -> None:
