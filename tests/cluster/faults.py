@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
-from cluster_lab import Cluster
+from cluster_lab import Cluster, wait_until
 from fault_table import FAULTS, Fault
 from watch import Watch
 
@@ -147,3 +149,54 @@ class FaultRun:
         living, epoch = self.cluster.living(but=gone), self.cluster.epoch()
         assert {(p["master"], p["epoch"]) for p in (n.peers_json() for n in living)} == {(master, epoch)}
         assert {(s.master, s.epoch) for s in (n.status() for n in living)} == {(master, epoch)}
+
+
+# -- faults that more than one way of naming a master has to get over
+
+
+def lose_the_masters_host(lab: Cluster, what: str) -> None:
+    """Everything on it at once; another node has to become the master."""
+    victim = lab.master()
+    with FaultRun(lab, what, victim=victim) as run:
+        run.now()
+        lab[victim].kill_host()
+        run.settle(moved=True, gone={victim})
+
+
+def freeze_the_masters_daemon(lab: Cluster, what: str) -> None:
+    """Nobody in the process can end its MetaService; the guard has to, before another node is the master."""
+    with FaultRun(lab, what) as run:
+        pid = lab[run.master].daemon_pid
+        assert pid is not None
+        run.now()
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            lab.master(60, but={run.master})
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        run.settle(moved=True)
+
+
+def switch_over(lab: Cluster, what: str) -> tuple[FaultRun, str]:
+    """To another node, by kvtierctl; the run, and the new master."""
+    with FaultRun(lab, what) as run:
+        target = lab.others(run.master)[0].name
+        run.now()
+        done = lab[run.master].kvtierctl("switchover", target)
+        assert done.returncode == 0, (done.stdout, done.stderr)
+        run.settle(moved=True, planned=True)
+        assert lab.master() == target
+    return run, target
+
+
+def restart_the_masters_daemon_in_time(lab: Cluster, what: str) -> None:
+    """kill -9, and the next one goes on with the lease, and with the MetaService."""
+    with FaultRun(lab, what) as run:
+        node = lab[run.master]
+        run.now()
+        node.stop_daemon(signal.SIGKILL)
+        node.start_daemon()
+        wait_until(lambda: node.status().role == "master", 30, lab.told)
+        run.settle(moved=False, serves_on=True)
+        assert node.pid("meta-main") == run.meta_pid, "the lease goes on, and so does its MetaService"
+        assert lab.epoch() == run.epoch

@@ -6,15 +6,19 @@ the coordinator, and ``tests/etcd`` runs it over each.
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterator
 
 import pytest
 from cluster_lab import Cluster, wait_until
 from etcd_lab import Etcd, found
-from faults import FaultRun
+from faults import (
+    FaultRun,
+    freeze_the_masters_daemon,
+    lose_the_masters_host,
+    restart_the_masters_daemon_in_time,
+    switch_over,
+)
 from watch import accepts
 
 LEASE_SECONDS = 6.0
@@ -70,36 +74,16 @@ def test_one_is_elected_and_all_tell_the_same(lab: Cluster) -> None:
 
 
 def test_the_masters_host_is_lost(lab: Cluster) -> None:
-    master = lab.master()
-    with FaultRun(lab, "etcd: the master's host lost", victim=master) as run:
-        run.now()
-        lab[master].kill_host()
-        run.settle(moved=True, gone={master})
+    lose_the_masters_host(lab, "etcd: the master's host lost")
 
 
 def test_a_frozen_daemon_loses_its_meta_service_in_time_and_follows_when_it_wakes(lab: Cluster) -> None:
-    """Nobody in the process could end it; the guard does, before etcd lets another node in."""
-    with FaultRun(lab, "etcd: SIGSTOP of the master's daemon") as run:
-        node = lab[run.master]
-        pid = node.daemon_pid
-        assert pid is not None
-        run.now()
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            lab.master(60, but={run.master})
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        run.settle(moved=True)
+    """The guard is quicker than etcd, which lets another node in when its lease has ended."""
+    freeze_the_masters_daemon(lab, "etcd: SIGSTOP of the master's daemon")
 
 
 def test_a_switchover_under_load(lab: Cluster) -> None:
-    with FaultRun(lab, "etcd: switchover") as run:
-        target = lab.others(run.master)[0].name
-        run.now()
-        done = lab[run.master].kvtierctl("switchover", target)
-        assert done.returncode == 0, (done.stdout, done.stderr)
-        run.settle(moved=True, planned=True)
-        assert lab.master() == target
+    switch_over(lab, "etcd: switchover")
 
 
 def test_one_member_of_etcd_after_the_other_is_killed(lab: Cluster, etcd: Etcd) -> None:
@@ -146,12 +130,5 @@ def test_two_hosts_and_a_restarted_daemon_goes_on_with_its_term(etcd: Etcd) -> N
     etcd.mend()
     with Cluster(2, settings(etcd, 20.0).replace("etcd = {", 'etcd = { prefix = "/two",'), net=17) as lab:
         lab.wait_well(150)
-        with FaultRun(lab, "etcd: kill -9 of the master's daemon, back in time (lease 20 s)") as run:
-            node = lab[run.master]
-            run.now()
-            node.stop_daemon(signal.SIGKILL)
-            node.start_daemon()
-            wait_until(lambda: node.status().role == "master", 30, lab.told)
-            run.settle(moved=False, serves_on=True)
-            assert node.pid("meta-main") == run.meta_pid, "the lease goes on, and so does its MetaService"
-            assert lab.epoch() == run.epoch
+        what = "etcd: kill -9 of the master's daemon, back in time (lease 20 s)"
+        restart_the_masters_daemon_in_time(lab, what)

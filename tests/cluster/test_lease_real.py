@@ -11,8 +11,14 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from cluster_lab import Cluster, wait_until
-from faults import FaultRun
+from cluster_lab import Cluster
+from faults import (
+    FaultRun,
+    freeze_the_masters_daemon,
+    lose_the_masters_host,
+    restart_the_masters_daemon_in_time,
+    switch_over,
+)
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -41,17 +47,7 @@ def test_kill_9_of_the_masters_daemon_that_stays_away_moves_the_master(lab: Clus
 
 
 def test_a_frozen_daemon_loses_its_meta_service_in_time_and_follows_when_it_wakes(lab: Cluster) -> None:
-    with FaultRun(lab, "SIGSTOP of the master's daemon") as run:
-        node = lab[run.master]
-        pid = node.daemon_pid
-        assert pid is not None
-        run.now()
-        os.kill(pid, signal.SIGSTOP)
-        try:
-            lab.master(60, but={run.master})
-        finally:
-            os.kill(pid, signal.SIGCONT)
-        run.settle(moved=True)
+    freeze_the_masters_daemon(lab, "SIGSTOP of the master's daemon")
 
 
 def test_sigstop_of_the_meta_service(lab: Cluster) -> None:
@@ -62,14 +58,8 @@ def test_sigstop_of_the_meta_service(lab: Cluster) -> None:
 
 
 def test_a_switchover_under_load(lab: Cluster) -> None:
-    with FaultRun(lab, "switchover") as run:
-        target = lab.others(run.master)[0].name
-        run.now()
-        done = lab[run.master].kvtierctl("switchover", target)
-        assert done.returncode == 0, (done.stdout, done.stderr)
-        run.settle(moved=True, planned=True)
-        assert lab.master() == target
-        assert not [e for e in lab[target].client.events() if e.kind == "tier.purged" and e.at > _wall(run)]
+    run, target = switch_over(lab, "switchover")
+    assert not [e for e in lab[target].client.events() if e.kind == "tier.purged" and e.at > _wall(run)]
 
 
 def test_a_paused_node_does_not_become_the_master(lab: Cluster) -> None:
@@ -77,11 +67,8 @@ def test_a_paused_node_does_not_become_the_master(lab: Cluster) -> None:
     paused, other = lab.others(master)
     assert paused.kvtierctl("pause", "--reason", "test").returncode == 0
     try:
-        with FaultRun(lab, "host lost, one of the others paused", victim=master) as run:
-            run.now()
-            lab[master].kill_host()
-            run.settle(moved=True, gone={master})
-            assert lab.master(but={master}) == other.name
+        lose_the_masters_host(lab, "host lost, one of the others paused")
+        assert lab.master(but={master}) == other.name
     finally:
         assert paused.kvtierctl("resume").returncode == 0
 
@@ -100,15 +87,7 @@ def test_kill_9_of_the_masters_daemon_is_no_failover_when_it_is_back_in_time() -
     """A long lease: how long Python takes to start on a busy machine is not what is tested."""
     with Cluster(3, 'mode = "lease"\nlease = "20s"', net=14) as lab:
         lab.wait_well(120)
-        with FaultRun(lab, "kill -9 of the master's daemon, back in time (lease 20 s)") as run:
-            node = lab[run.master]
-            run.now()
-            node.stop_daemon(signal.SIGKILL)
-            node.start_daemon()
-            wait_until(lambda: node.status().role == "master", 30, lab.told)
-            run.settle(moved=False, serves_on=True)
-            assert node.pid("meta-main") == run.meta_pid, "the lease goes on, and so does its MetaService"
-            assert lab.epoch() == run.epoch
+        restart_the_masters_daemon_in_time(lab, "kill -9 of the master's daemon, back in time (lease 20 s)")
 
 
 def test_steps_of_the_wall_clock_change_nothing_and_are_shown() -> None:

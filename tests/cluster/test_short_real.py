@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from cluster_lab import Cluster
-from faults import FaultRun
+from faults import FaultRun, lose_the_masters_host
 
 pytestmark = [
     pytest.mark.real,
@@ -47,8 +47,4 @@ def test_kill_9_of_the_meta_service_is_mended_in_place(lab: Cluster) -> None:
 
 
 def test_the_masters_host_is_lost(lab: Cluster) -> None:
-    master = lab.master()
-    with FaultRun(lab, "the master's host lost", victim=master) as run:
-        run.now()
-        lab[master].kill_host()
-        run.settle(moved=True, gone={master})
+    lose_the_masters_host(lab, "the master's host lost")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from cluster_lab import Cluster, wait_until
-from faults import FaultRun
+from faults import FaultRun, lose_the_masters_host
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -33,8 +33,5 @@ def test_an_observer_follows_and_is_never_the_master() -> None:
     with Cluster(3, net=13, observers=1) as lab:
         master = lab.wait_well(150)
         assert master != "d"
-        with FaultRun(lab, "three voters and an observer: the master's host lost", victim=master) as run:
-            run.now()
-            lab[master].kill_host()
-            run.settle(moved=True, gone={master})
-            assert lab.master(but={master}) != "d"
+        lose_the_masters_host(lab, "three voters and an observer: the master's host lost")
+        assert lab.master(but={master}) != "d"

@@ -1,28 +1,14 @@
-"""What the tests over real etcds share: three nodes with wires of their own to every member, one version after another."""
+"""What the tests over real etcds share: three nodes with wires of their own to every member."""
 
 import asyncio
 
-import pytest
 from coordinator_suite import NODES, Cluster
-from etcd_lab import Etcd, Wire, found
+from etcd_lab import Etcd, Wire
 
 from kvtierd.cluster.etcd import EtcdCoordinator
 from kvtierd.cluster.etcd_config import EtcdConfig
 
 LEASE_SECONDS = 3.0
-VERSIONS = found() or {"none": None}
-
-
-def versions():
-    """A fixture: the program of each version that is here."""
-
-    @pytest.fixture(params=VERSIONS, ids=lambda version: f"etcd-{version}")
-    def program(request):
-        if VERSIONS[request.param] is None:
-            pytest.skip("no etcd on this machine: python tests/etcd/etcd_lab.py gets Debian's")
-        return VERSIONS[request.param]
-
-    return program
 
 
 class EtcdDriver:
@@ -70,7 +56,6 @@ async def serving(driver):
     cluster.begin()
     master = await cluster.until(cluster.agreed)
     await cluster.may_serve(master)
-    await asyncio.sleep(
-        LEASE_SECONDS
-    )  # a renewal after that, with which the long first wait is over in etcd too
+    # A renewal after that, with which the long first wait is over in etcd too.
+    await asyncio.sleep(LEASE_SECONDS)
     return cluster, master

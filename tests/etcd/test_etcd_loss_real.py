@@ -12,7 +12,7 @@ import urllib.request
 import pytest
 import trustme
 from coordinator_suite import NODES, Cluster
-from etcd_drivers import LEASE_SECONDS, EtcdDriver, serving, versions
+from etcd_drivers import LEASE_SECONDS, serving
 from etcd_lab import Etcd
 
 from kvtierd.cluster.clock import boottime_seconds
@@ -23,21 +23,6 @@ from kvtierd.cluster.etcd_keys import Keys
 from kvtierd.settings.model import EtcdTlsSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
-program = versions()
-
-
-@pytest.fixture
-async def one(program):
-    made = EtcdDriver(program)
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-async def three(program):
-    made = EtcdDriver(program, members=3)
-    yield made
-    await made.close()
 
 
 def master_epochs(cluster):

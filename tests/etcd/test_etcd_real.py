@@ -5,7 +5,7 @@ import asyncio
 import pytest
 import trustme
 from coordinator_suite import NODES, Cluster, CoordinatorSuite
-from etcd_drivers import LEASE_SECONDS, EtcdDriver, serving, versions
+from etcd_drivers import LEASE_SECONDS, serving
 from etcd_lab import Etcd
 
 from kvtierd.cluster.clock import boottime_seconds
@@ -15,31 +15,14 @@ from kvtierd.errors import ClusterError
 from kvtierd.settings.model import EtcdTlsSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
-program = versions()
 
 
 class TestEtcd(CoordinatorSuite):
     """The suite of all coordinators."""
 
     @pytest.fixture
-    async def driver(self, program):
-        made = EtcdDriver(program)
-        yield made
-        await made.close()
-
-
-@pytest.fixture
-async def one(program):
-    made = EtcdDriver(program)
-    yield made
-    await made.close()
-
-
-@pytest.fixture
-async def three(program):
-    made = EtcdDriver(program, members=3)
-    yield made
-    await made.close()
+    def driver(self, one):
+        return one
 
 
 async def test_a_frozen_etcd(one):
