@@ -41,6 +41,7 @@ endif
 test: setup  ## all tests that run within about 10 minutes, fast ones first
 	$(BIN)/pytest -n 4 $(PYTEST_UNIT) $(PYTEST_ARGS)
 	$(BIN)/pytest -n 3 tests/e2e $(BETWEEN_NODES:%=--ignore %) $(PYTEST_ARGS)
+	$(BIN)/pytest tests/cluster/test_short_real.py $(PYTEST_ARGS)
 
 test-fast: setup  ## unit tests only
 	$(BIN)/pytest -n 4 $(PYTEST_UNIT) $(PYTEST_ARGS)
