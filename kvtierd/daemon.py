@@ -421,7 +421,7 @@ class Daemon:
                 node.supervisor.set_problem(view.id, "stranded", STRANDED if view.pid in stranded else None)
 
     def _roll_client(self, roll: Roll) -> None:
-        """A client without an endpoint that did not follow the master; an engine waits for its turn and is drained."""
+        """A client that did not come back to the MetaService; an engine waits for its turn and is drained."""
         node = self.node
         node.events.add("warning", "cluster.client-rolled", f"it is started anew: {roll.why}", unit=roll.unit)
         if roll.kind == "pool":

@@ -10,32 +10,30 @@ import asyncio
 import contextlib
 import json
 import re
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from kvtierd.cluster.comeback import ClientSeen, Comeback, Look, Roll
+from kvtierd.cluster.comeback import ClientSeen, Member, Roll
 from kvtierd.cluster.duty import ClientsSeen
 from kvtierd.cluster.standing import PoolRank
-from kvtierd.errors import HostError, KvtierError
+from kvtierd.errors import HostError
 from kvtierd.files import write_atomic
 from kvtierd.host.containers import container_hosts_file, container_pid
 from kvtierd.host.hosts_file import HOSTS_FILE, point_alias
 from kvtierd.host.links import links_to
+from kvtierd.memcache.answers import PROVIDER
 from kvtierd.memcache.health import PoolState
 from kvtierd.node import Node
 from kvtierd.plan.direct import repointed
 from kvtierd.plan.docker import container_of
 from kvtierd.plan.model import DirectClient, DirectPlan
 from kvtierd.provision import save_plan, sync_files
+from kvtierd.returning import ALIVE, Returning
 from kvtierd.units.views import UnitView
 
 STATE_FILE = "direct.json"
-LOOK_SECONDS = 1.0  # while somebody is missing
-REST_LOOK_SECONDS = 10.0
 TAIL_LINES = 500
 _RANK = re.compile(r"kvtierd-pool ready rank=(\d+)\b")
-_ALIVE = frozenset({"ready", "degraded"})
 
 
 class DirectClients:
@@ -50,12 +48,9 @@ class DirectClients:
         self._node = node
         self._hosts_file = hosts_file
         self._file = node.state / STATE_FILE
-        self._comeback = Comeback()
+        self._returning = Returning(node, self.see)
         self._epoch, self._master = self._recall()
-        self._next_look_seconds = 0.0
-        self._looking: asyncio.Task[tuple[Roll, ...]] | None = None
         self._ranks: dict[str, tuple[str, int | None]] = {}  # unit -> (run, rank)
-        self._problems: set[str] = set()
 
     @property
     def plan(self) -> DirectPlan | None:
@@ -77,7 +72,7 @@ class DirectClients:
     @property
     def missing(self) -> int:
         """Clients that are expected to come back by themselves and have not."""
-        return self._comeback.waited_for if self.plan is not None else 0
+        return self._returning.missing if self.plan is not None else 0
 
     def gate(self, epoch: int, *, up: bool, is_open: bool) -> str | None:
         """Why no client may start now: it would dial another MetaService, or take a survivor's rank."""
@@ -112,7 +107,7 @@ class DirectClients:
         await asyncio.to_thread(save_plan, node.settings, pointed)
         write_atomic(self._file, json.dumps({"epoch": epoch, "master": master}).encode(), mode=0o600)
         self._epoch, self._master = epoch, master
-        self._next_look_seconds = 0.0
+        self._returning.hurry()
         by_name = f", {plan.direct.alias} leads there" if plan.direct.alias else ""
         node.events.add(
             "info",
@@ -153,52 +148,31 @@ class DirectClients:
         is_open: bool,
         ranks: Mapping[int, PoolRank] | None,
     ) -> None:
-        """Looks at the clients when it is time, beside the loop, and has those rolled that must be.
+        """Looks at the clients when it is time, and has those rolled that must be; see ``Returning.round``."""
+        seen = self.seen
+        if seen is not None and seen.master and seen.epoch == epoch:
+            self._returning.round(roll, epoch=epoch, up=up, is_open=is_open, ranks=ranks)
 
-        Args:
-            roll: Starts one anew.
-            epoch: Of the master now.
-            up: Its MetaService answers.
-            is_open: Newcomers may join it.
-            ranks: The pool's members as it sees them.
-        """
-        if self._looking is not None:
-            if not self._looking.done():
-                return
-            task, self._looking = self._looking, None
-            try:
-                for found in task.result():
-                    roll(found)
-            except (KvtierError, OSError) as error:
-                self._node.events.add("warning", "cluster.clients-unseen", str(error))
-            self._show()
-        seen, now = self.seen, time.monotonic()
-        if seen is None or not seen.master or seen.epoch != epoch or now < self._next_look_seconds:
-            return
-        self._next_look_seconds = now + (REST_LOOK_SECONDS if self._comeback.settled else LOOK_SECONDS)
-        self._looking = asyncio.create_task(self._look(epoch, up, is_open, ranks))
-
-    async def _look(
-        self, epoch: int, up: bool, is_open: bool, ranks: Mapping[int, PoolRank] | None
-    ) -> tuple[Roll, ...]:
+    async def see(self) -> tuple[ClientSeen, ...]:
+        """All clients of this node."""
         plan = self._node.plan
         if plan is None or plan.direct is None:
             return ()
-        clients = tuple(
+        return tuple(
             [
                 await self._client(client, view, plan.direct)
                 for client in plan.direct.clients
                 if (view := self._node.view(client.unit)) is not None
+                and not self._node.detached.is_off(view.id, view.instance)
             ]
         )
-        return self._comeback.step(Look(time.monotonic(), epoch, up, is_open, clients, ranks))
 
     async def _client(self, client: DirectClient, view: UnitView, direct: DirectPlan) -> ClientSeen:
         plan, pool = self._node.plan, view.kind == "pool"
         address = direct.addresses[direct.master]
         ports = (direct.port, direct.config_store_port) if pool else (direct.port,)
         targets = [(address, port) for port in ports]
-        alive = view.pid is not None and view.state in _ALIVE
+        alive = view.pid is not None and view.state in ALIVE
         linked: bool | None = None
         if alive and view.pid is not None:
             pid: int | None = view.pid
@@ -207,6 +181,8 @@ class DirectClients:
                 pid = await asyncio.to_thread(container_pid, *container)
             found = await asyncio.to_thread(links_to, pid, targets) if pid is not None else None
             linked = None if found is None else len(found) == len(targets)
+        rank = await self._rank(view) if pool and alive else None
+        brings_bytes = plan.pool.dram_bytes_per_provider if pool and plan is not None else 0
         return ClientSeen(
             unit=client.unit,
             kind="pool" if pool else "engine",
@@ -216,8 +192,7 @@ class DirectClients:
             over=view.state in {"stopped", "failed"},
             follows=client.means != "restart",
             linked=linked,
-            rank=await self._rank(view) if pool and alive else None,
-            brings_bytes=plan.pool.dram_bytes_per_provider if pool and plan is not None else 0,
+            members=() if rank is None else (Member(rank, PROVIDER, brings_bytes),),
         )
 
     async def _rank(self, view: UnitView) -> int | None:
@@ -228,14 +203,6 @@ class DirectClients:
             found = [int(match[1]) for line in lines if (match := _RANK.search(line))]
             self._ranks[view.id] = (run, found[-1] if found else None)
         return self._ranks[view.id][1]
-
-    def _show(self) -> None:
-        """What is wrong with them degrades them, once they had the time to come."""
-        found = self._comeback.missing if self._comeback.settled else {}
-        for unit in self._problems | set(found):
-            if self._node.view(unit) is not None:
-                self._node.supervisor.set_problem(unit, "direct", found.get(unit))
-        self._problems = set(found)
 
 
 def pool_ranks(pool: PoolState | None) -> tuple[PoolRank, ...]:

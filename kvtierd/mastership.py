@@ -36,6 +36,7 @@ from kvtierd.errors import ClusterError, KvtierError
 from kvtierd.files import write_atomic
 from kvtierd.node import Node
 from kvtierd.plan.units import LEASE_FILE, META_ID
+from kvtierd.returning import RelayedClients, Returning
 from kvtierd.tier.machine import TierView
 from kvtierd.units.guard_file import now_seconds, write_deadline
 
@@ -56,6 +57,7 @@ class Mastership:
 
     Attributes:
         clients: This node's clients, where they have no endpoint.
+        behind_endpoint: Which of them are back, where they have one.
         handing_over: Mastership is being given away: nothing starts here.
         clean_epoch: The last epoch that this node ended as the master with nothing in flight.
     """
@@ -67,6 +69,7 @@ class Mastership:
         self.board = part.network.board
         self._joined_with = node.settings.cluster
         self.clients = DirectClients(node)
+        self.behind_endpoint = Returning(node, RelayedClients(node).see)
         self.handing_over = False
         self.clean_epoch = 0
         self._epoch_before = 0  # the last one of another master
@@ -214,10 +217,7 @@ class Mastership:
         return self.clients.plan is not None and self.coordinator.standing.epoch != 1
 
     def look_at_clients(self, roll: Callable[[Roll], None]) -> None:
-        """Where they have no endpoint: are they back with the present master? ``roll`` starts one anew."""
-        if self.clients.plan is None:
-            return
-        epoch, up, is_open = self._reached()
+        """Are this node's clients back with the present master? ``roll`` starts one anew."""
         view = self.board.newest
         if self.is_master:
             keeper = self._node.keeper
@@ -225,7 +225,22 @@ class Mastership:
         else:
             ranks = view.pool_ranks if view is not None else ()
         known = {r.rank: r for r in ranks} if ranks else None
-        self.clients.round(roll, epoch=epoch, up=up, is_open=is_open, ranks=known)
+        epoch, up, is_open = self._reached()
+        if self.clients.plan is not None:
+            self.clients.round(roll, epoch=epoch, up=up, is_open=is_open, ranks=known)
+        elif (status := self._node.endpoint_status) is not None and "epoch" in status and epoch:
+            backend = status["backend"]
+            here = int(status["epoch"]) == epoch
+            up = here and bool(backend["reachable"])
+            is_open = up and status["mode"] == "serve" and status["admission"] == "all"
+            self.behind_endpoint.round(
+                roll,
+                epoch=epoch,
+                up=up,
+                is_open=is_open,
+                ranks=known if is_open else {},  # before that nothing is known of the pool for certain
+                life=str(backend["life"] or ""),
+            )
 
     def client_gate(self) -> str | None:
         """Why a client without an endpoint may not start now."""
@@ -463,7 +478,7 @@ class Mastership:
                 why=standing.why,
                 tier_state=duty.tier_state,
                 served_life=duty.served_life,
-                pool_ranks=pool_ranks(keeper.pool) if direct and keeper is not None else (),
+                pool_ranks=pool_ranks(keeper.pool) if keeper is not None else (),
             )
         )
 

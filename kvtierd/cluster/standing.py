@@ -40,7 +40,7 @@ class ClusterView:
         served_life: The MetaService process that everybody may use: survivors are back, and what had to be purged is. An
             endpoint that sees another life of the MetaService holds its clients back until this says the same number.
             Without endpoints any text says that.
-        pool_ranks: Members of the pool, by rank; only where clients have no endpoint.
+        pool_ranks: Members of the pool, by rank, as its MetaService sees them.
     """
 
     epoch: int

@@ -119,7 +119,8 @@ class ClientProcess:
     no) rank: such a process is a survivor when the MetaService comes back. ``deliver`` is set while one of its
     links can take answers; answers to requests that crossed a close wait in ``carried`` until then.
 
-    ``provider``: it brings memory into the pool. ``eras`` says, for each port, in which era (see ``hop``) of a master's
+    ``rank``: its rank in the pool, as it says when it connects; ``None`` for S clients and before that. ``provider``: it
+    brings memory into the pool. ``eras`` says, for each port, in which era (see ``hop``) of a master's
     endpoint it was connected last. ``stranded``: a provider whose link broke while those of others did not. The others
     have let go of its memory and never take the same process back: it has to be restarted.
     """
@@ -132,6 +133,7 @@ class ClientProcess:
     links: int = 0
     waiting: int = 0
     has_rank: bool | None = None
+    rank: int | None = None
     provider: bool = False
     stranded: bool = False
     eras: dict[int, int] = dataclasses.field(default_factory=dict)  # port -> era
@@ -191,6 +193,7 @@ class ClientProcess:
             "connected": self.links > 0,
             "links": self.links,
             "waiting": self.waiting,
+            "rank": self.rank,
             "provider": self.provider,
             "stranded": self.stranded,
             "connected_since_unix_seconds": self.connected_unix_seconds,

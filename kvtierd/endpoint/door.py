@@ -119,7 +119,8 @@ class Doorman:
     async def _meta(self, connection: MetaConnection, client: ClientProcess) -> None:
         try:
             hello = await read_handshake(connection, self._config.handshake_seconds)
-            client.has_rank = framing.parse_client_handshake(hello) is not None
+            client.rank = framing.parse_client_handshake(hello)
+            client.has_rank = client.rank is not None
         except framing.FramingError as error:
             _log.warning("client %s: %s; relayed without a look inside", _who(client), error)
             await self._plain(connection, client, str(error))

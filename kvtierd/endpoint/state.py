@@ -293,6 +293,7 @@ class EndpointState:
                     **dataclasses.asdict(c.identity),
                     "name": c.name,
                     "has_rank": c.has_rank,
+                    "rank": c.rank,
                     "provider": c.provider,
                     "stranded": c.stranded,
                     "eras": [[port, era] for port, era in c.eras.items()],
@@ -348,17 +349,19 @@ class _Survivor:
     identity: Identity
     name: str
     has_rank: bool | None
+    rank: int | None
     provider: bool
     stranded: bool
     eras: dict[int, int]
 
     @classmethod
     def parse(cls, value: dict[str, Any]) -> _Survivor:
-        has_rank = value["has_rank"]
+        has_rank, rank = value["has_rank"], value.get("rank")
         return cls(
             Identity(int(value["pid"]), int(value["start_ticks"]), str(value["address"])),
             str(value["name"])[:64],
             has_rank if isinstance(has_rank, bool) else None,
+            rank if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 else None,
             value.get("provider") is True,
             value.get("stranded") is True,
             {int(port): int(era) for port, era in value.get("eras", [])[:2]},
@@ -366,7 +369,7 @@ class _Survivor:
 
     def put_into(self, clients: ClientTable, unix_seconds: float) -> None:
         client = clients.obtain(self.identity, self.name, unix_seconds)
-        client.joined, client.has_rank = True, self.has_rank
+        client.joined, client.has_rank, client.rank = True, self.has_rank, self.rank
         client.provider, client.stranded, client.eras = self.provider, self.stranded, dict(self.eras)
 
 

@@ -33,7 +33,8 @@ def status(service: EndpointService) -> dict[str, Any]:
     - ``inbound`` {listen, listen_error, links, refused {reason: count}, peers: [{name, address, links, links_total,
       bytes_from, bytes_to, refused {reason: count}, last_seen_unix_seconds}]}: links that come from peers.
     - ``tls`` {loaded_unix_seconds, problem}, null without.
-    - ``clients``: a list of ``ClientProcess.as_dict``, connected ones first, and ``totals`` in the same counters.
+    - ``clients``: a list of ``ClientProcess.as_dict``, connected ones first; ``back``: it has a link to the present
+      MetaService; and ``totals`` in the same counters.
     """
     state = service.state
     state.clients.forget_ended(is_alive)
@@ -72,7 +73,7 @@ def status(service: EndpointService) -> dict[str, Any]:
         "tls": None if service.certificates is None else service.certificates.as_dict(),
         # A dead process's config-store connection stays until the MetaService lets go of it.
         "clients": [
-            row | {"connected": row["connected"] and is_alive(client.identity)}
+            row | {"connected": row["connected"] and is_alive(client.identity), "back": id(client) in back}
             for client, row in ((client, client.as_dict()) for client in rows)
         ],
         "totals": state.clients.totals().as_dict(),

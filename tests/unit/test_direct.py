@@ -42,6 +42,7 @@ class World:
         self.views: dict[str, Any] = {}
         self.events: list[tuple[str, ...]] = []
         self.problems: dict[str, str | None] = {}
+        self.off: set[str] = set()
         self.lines = ["kvtierd-pool ready rank=3 device=0 seconds=0.1"]
         direct = DirectPlan(
             alias=NAME, master="a", addresses={n: f"127.0.21.{i}" for i, n in enumerate("abc", 1)},
@@ -71,6 +72,7 @@ class World:
             events=SimpleNamespace(add=lambda *a, **k: self.events.append(a)),
             supervisor=SimpleNamespace(set_problem=lambda u, _, text: self.problems.update({u: text})),
             backend=SimpleNamespace(tail=self._tail),
+            detached=SimpleNamespace(is_off=lambda unit, _: unit in self.off),
         )  # fmt: skip
         self.clients = self.again()
 
@@ -190,17 +192,20 @@ async def test_links_rank_role_and_memory_of_real_processes_are_looked_at(tmp_pa
 
                 async def look(ranks: dict[int, PoolRank]) -> dict[str, str]:
                     clients = world.clients
-                    clients._next_look_seconds = 0.0
+                    returning = clients._returning
+                    returning.hurry()
                     clients.round(rolled.append, epoch=4, up=True, is_open=True, ranks=ranks)
-                    assert clients._looking is not None
-                    await asyncio.wait([clients._looking])
-                    return dict(clients._comeback.missing)
+                    assert returning._looking is not None
+                    await asyncio.wait([returning._looking])
+                    return dict(returning._comeback.missing)
 
                 right = {3: PoolRank(3, "provider", True, 64)}
-                assert list(await look(right)) == ["kvtier-engine-e"]
-                assert world.clients.missing == 1
                 assert "role unknown" in (await look({3: PoolRank(3, "unknown", True, 64)}))["kvtier-pool-0"]
                 assert "rank 3" in (await look({}))["kvtier-pool-0"]
+                assert list(await look(right)) == ["kvtier-engine-e"]
+                assert world.clients.missing == 1
+                world.off.add("kvtier-engine-e")
+                assert await look(right) == {}, "an operator took its L3 off"
                 assert rolled == [], "the deadline is not over"
             finally:
                 for process in processes.values():

@@ -398,6 +398,41 @@ async def test_they_are_led_to_another_and_looked_at_with_what_it_says_of_the_po
     assert clients.looked[-1] == {"epoch": 6, "up": False, "is_open": False, "ranks": None}
 
 
+class Looked:
+    """``Returning``, as mastership calls it."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def round(self, roll: Any, **how: Any) -> None:
+        self.calls.append(how)
+
+
+def test_clients_behind_the_endpoint_are_looked_at_by_what_it_says(tmp_path: Path) -> None:
+    world, looked = World(tmp_path, Standing("follower", 6, "b")), Looked()
+    world.mastership.behind_endpoint = looked  # type: ignore[assignment]
+    rank = PoolRank(3, "provider", True, 64)
+    world.told.newest = ClusterView(6, "b", tier_state="joinable", served_life="x", pool_ranks=(rank,))
+    status = {
+        "epoch": 6, "mode": "serve", "admission": "all", "backend": {"reachable": True, "life": "x"},
+        "survivors": {"expected": 0, "back": 0},
+    }  # fmt: skip
+    world.node.endpoint_status = status
+    world.mastership.look_at_clients(lambda _: None)
+    assert looked.calls == [{"epoch": 6, "up": True, "is_open": True, "ranks": {3: rank}, "life": "x"}]
+    world.node.endpoint_status = status | {"admission": "survivors"}
+    world.mastership.look_at_clients(lambda _: None)
+    assert looked.calls[-1] == {"epoch": 6, "up": True, "is_open": False, "ranks": {}, "life": "x"}
+    world.node.endpoint_status = status | {"epoch": 5}
+    world.mastership.look_at_clients(lambda _: None)
+    assert (looked.calls[-1]["up"], looked.calls[-1]["is_open"]) == (False, False), (
+        "still with the one before"
+    )
+    world.node.endpoint_status = None
+    world.mastership.look_at_clients(lambda _: None)
+    assert len(looked.calls) == 3
+
+
 async def test_a_master_counts_the_survivors_of_nodes_without_endpoints(tmp_path: Path) -> None:
     world, _ = without_endpoint(tmp_path)
     world.peer("b", endpoint_life="epoch 4", survivors_missing=2)
