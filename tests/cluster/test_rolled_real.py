@@ -25,7 +25,7 @@ from kvtierd.hookspecs import hookimpl
 
 PARENT = '''
 import signal, subprocess, sys
-client = "\\n".join((
+client = ";".join((
     "import time", "from memcache_hybrid import DistributedObjectStore", "store = DistributedObjectStore()",
     "print('second client', store.init(0, False), flush=True)", "time.sleep(3600)",
 ))
@@ -95,8 +95,12 @@ def test_an_engine_that_does_not_come_back_is_drained_and_started_anew() -> None
         after = {name: {u: lab[name].pid(u) for u in ("engine-ref", "pool-0")} for name in "ab"}
         assert after["a"]["pool-0"] == before["a"]["pool-0"], "it was back"
         assert after["b"] == before["b"], "so was everything there"
-        prompt = f"{time.monotonic()} what one has computed the other reads " * 12
-        lab["b"].ask(prompt)
-        wait_until(
-            lambda: int(lab["a"].ask(prompt).usage.get("kvtier", {}).get("l3_tokens", 0)) > 0, 40, lab.told
-        )
+        wait_until(lambda: hits(lab, "b", "a"), 40, lab.told)
+
+
+def hits(lab: Cluster, writer: str, reader: str) -> bool:
+    """Whether what one node's engine computes is read from the pool by the other's."""
+    prompt = f"{time.monotonic()} what one has computed the other reads " * 12
+    lab[writer].ask(prompt)
+    time.sleep(0.5)
+    return int(lab[reader].ask(prompt).usage.get("kvtier", {}).get("l3_tokens", 0)) > 0
