@@ -12,7 +12,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,39 +23,34 @@ from kvtierd.assembly import (
     DEFAULT_SETTINGS,
     SOCKET_NAME,
 )
-from kvtierd.cluster.comeback import DEADLINE_SECONDS, Roll
 from kvtierd.cluster.hello import NodeFacts
 from kvtierd.control.server import ControlServer
 from kvtierd.control.v1 import control_pb2 as pb
 from kvtierd.coordination import facts_of, make_coordination, name_of_witness
 from kvtierd.engines.l3_switch import DetachedEngines
 from kvtierd.engines.proof import GenerationProof
-from kvtierd.engines.rolling import Member, next_to_restart
 from kvtierd.errors import KvtierError
 from kvtierd.events import NO_PLAN_EVENT, EventLog
 from kvtierd.files import DirectoryLock
+from kvtierd.gating import Gates
 from kvtierd.http_get import fetch_text
-from kvtierd.mastership import Mastership, missing_survivors
+from kvtierd.mastership import Mastership
 from kvtierd.node import Node
 from kvtierd.observe.engines import EngineObserver, Target
 from kvtierd.observe.log_lines import LineObserver, watch_output
-from kvtierd.plan.docker import container_of
 from kvtierd.plan.engine import EngineDriver
-from kvtierd.plan.model import NodePlan, UnitSpec
+from kvtierd.plan.model import NodePlan
 from kvtierd.plan.units import META_ID
 from kvtierd.plugins import load_plugins
-from kvtierd.provision import (
-    last_plan,
-)
+from kvtierd.provision import last_plan
+from kvtierd.rollout import Rollout
 from kvtierd.service import ServiceManager, configure_logging
 from kvtierd.settings import Settings, load_settings
 from kvtierd.takeover import Takeover
-from kvtierd.tier.machine import SURVIVORS_SECONDS, TierInputs
-from kvtierd.tier.meta_check import check_meta
-from kvtierd.units.backend import UnitProcess
+from kvtierd.tier_look import TierLook
 from kvtierd.units.choice import Choice, choose_backend
 from kvtierd.units.supervisor import Supervisor
-from kvtierd.units.views import UnitEvent, UnitView
+from kvtierd.units.views import UnitEvent
 from kvtierd.verbs import NodeVerbs
 
 log = structlog.get_logger(__name__)
@@ -63,16 +58,10 @@ log = structlog.get_logger(__name__)
 ROUND_SECONDS = 1.0  # when all is well; changes of units are seen at once, whatever this is
 BUSY_ROUND_SECONDS = 0.5  # while something is not
 RECOVERY_ROUND_SECONDS = 0.1  # while clients are held up because the MetaService died
-REST_LOOK_SECONDS = 2.0  # between two looks at the pool when all is well
 CLUSTER_AGAIN_SECONDS = 2.0
 DETACHED_FILE = "l3-detached.json"
 RESTING = frozenset({"ready", "stopped", "failed"})
 STOP_ALL_SECONDS = 60.0
-DRAIN_SECONDS = 30.0  # of one engine in a rolling restart
-STRANDED = (
-    "the other nodes have let go of its memory while this one was out of reach, and take only a new process"
-)
-ROLL_SECONDS = 1800.0  # until a restarted engine is ready: large models load for many minutes
 
 
 class Daemon:
@@ -85,8 +74,11 @@ class Daemon:
         self._proof = GenerationProof(self._driver)
         supervisor = Supervisor(
             backend,
-            gate=self._gate,
-            extra_checks={"meta": self._check_meta, "engine": self._proof.check},
+            gate=lambda spec, views: self._gates.why_not(spec, views),  # noqa: PLW0108 - made below
+            extra_checks={
+                "meta": lambda spec, process: self._gates.check_meta(spec, process),  # noqa: PLW0108
+                "engine": self._proof.check,
+            },
             on_event=self._unit_event,
             state_dir=Path(settings.paths.runtime),
         )
@@ -109,10 +101,9 @@ class Daemon:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._observing: asyncio.Task[None] | None = None
         self._next_observation = 0.0
-        self._next_look = 0.0
-        self._rolling: asyncio.Task[None] | None = None
-        self._meta_instance: str | None = None
-        self._meta_verified: str | None = None
+        self._gates = Gates(self.node)
+        self._tier = TierLook(self.node)
+        self._rollout = Rollout(self.node, self._verbs)
         self._mastership: Mastership | None = None
 
     # -- life
@@ -191,6 +182,7 @@ class Daemon:
             meta_runs=meta is not None and meta.pid is not None,
         )
         self._mastership = Mastership(node, part)
+        self._gates.mastership = self._tier.mastership = self._mastership
         self._mastership.judge_fitness()  # before an election can begin
         self._verbs.cluster.join(part, self._mastership)
         # Whatever the master says anew is acted on at once, not in the next round.
@@ -244,7 +236,8 @@ class Daemon:
             with contextlib.suppress(KvtierError):
                 await self._verbs.stop_all(STOP_ALL_SECONDS, remember=False)
             going_round.cancel()
-        for task in (*self._tasks, self._observing, self._rolling):
+        self._rollout.cancel()
+        for task in (*self._tasks, self._observing):
             if task is not None:
                 task.cancel()
         if self._mastership is not None:
@@ -290,45 +283,17 @@ class Daemon:
             return
         if self._mastership is not None:
             await self._mastership.round()
-            self._restart_stranded()
-            self._mastership.look_at_clients(self._roll_client)
+            self._rollout.restart_stranded()
+            self._mastership.look_at_clients(self._rollout.roll_client)
         await self.node.supervisor.step(plan.units)
-        if not self._at_rest() or time.monotonic() >= self._next_look:
-            self._next_look = time.monotonic() + REST_LOOK_SECONDS
-            await self._look_at_tier()
+        await self._tier.round(at_rest=self._at_rest())
         self._observe(plan)
-        self._roll_engines(plan)
-
-    def _roll_engines(self, plan: NodePlan) -> None:
-        """The next engine of a rolling restart, when its group can do without it."""
-        node = self.node
-        node.due_engines = [u for u in node.due_engines if plan.unit(u) is not None]
-        if not node.due_engines or (self._rolling is not None and not self._rolling.done()):
-            return
-        members = {
-            u.id: Member(u.id, u.group, (v := node.view(u.id)) is not None and v.state == "ready")
-            for u in plan.units
-            if u.kind == "engine"
-        }
-        unit_id = next_to_restart(node.due_engines, members)
-        if unit_id is not None:
-            node.due_engines.remove(unit_id)
-            self._rolling = asyncio.create_task(self._restart_engine(unit_id))
-
-    async def _restart_engine(self, unit_id: str) -> None:
-        """Drains and restarts one engine, and waits until it is ready again or has failed."""
-        node = self.node
-        try:
-            outcome = await self._verbs.drain_only(unit_id, DRAIN_SECONDS)
-            node.events.add("info", "engine.drained", f"rolling restart: {outcome.describe()}", unit=unit_id)
-            await self._verbs.control_unit(unit_id, "restart", ROLL_SECONDS)
-        except KvtierError as error:
-            node.events.add("warning", "engine.restart-failed", error.message, unit=unit_id)
+        self._rollout.round(plan)
 
     def _pause_seconds(self) -> float:
         if self._at_rest():
             return ROUND_SECONDS
-        held_up = self.node.tier.phase == "recovering" or not self._endpoint_is_open()
+        held_up = self.node.tier.phase == "recovering" or not self._tier.endpoint_is_open
         pause_seconds = RECOVERY_ROUND_SECONDS if held_up else BUSY_ROUND_SECONDS
         return (
             pause_seconds
@@ -338,104 +303,12 @@ class Daemon:
 
     def _at_rest(self) -> bool:
         """Everything is as it should be: then looking seldom is enough."""
-        node = self.node
-        tier_is_well = (node.keeper is None and node.master_tier is None) or node.tier.state == "joinable"
-        tier_is_well &= self._endpoint_is_open()
-        return tier_is_well and all(v.state in RESTING for v in self.node.supervisor.views())
-
-    def _endpoint_is_open(self) -> bool:
-        """In a cluster: this node's endpoint lets everything and everybody pass; one that says nothing counts as open."""
-        endpoint = self.node.endpoint_status
-        if self._mastership is None or endpoint is None:
-            return True
-        return bool(endpoint["mode"] == "serve" and endpoint["admission"] == "all")
+        return self._tier.is_well and all(v.state in RESTING for v in self.node.supervisor.views())
 
     def _status_line(self) -> str:
         views = self.node.supervisor.views()
         ready = sum(v.state == "ready" for v in views)
         return f"tier {self.node.tier.state.replace('_', ' ')}; {ready} of {len(views)} units ready"
-
-    async def _look_at_tier(self) -> None:
-        node, keeper = self.node, self.node.keeper
-        if keeper is None:
-            return
-        mastership = self._mastership
-        if mastership is not None and not mastership.is_master:
-            node.endpoint_status = await self._ask_endpoint()
-            return  # the master looks after the tier
-        meta = node.view(META_ID)
-        instance = meta.instance if meta is not None and meta.pid is not None else None
-        pool, node.endpoint_status = await asyncio.gather(
-            keeper.look() if instance is not None else _nothing(), self._ask_endpoint()
-        )
-        if keeper is not node.keeper:
-            return  # a reload has put another in its place
-        clean = node.clean_stop_instance is not None and node.clean_stop_instance == self._meta_instance
-        status = node.endpoint_status
-        direct = mastership is not None and mastership.clients.plan is not None
-        await keeper.step(
-            TierInputs(
-                now_seconds=time.monotonic(),
-                instance=instance,
-                meta_up=meta is not None and meta.state == "ready",
-                meta_problem=f"the MetaService is {meta.state}: {meta.reason}"
-                if meta
-                else "no MetaService here",
-                pool=pool,
-                endpoint_mode=str(status["mode"]) if status else None,
-                endpoint_admission=str(status["admission"]) if status else None,
-                clean_stop=clean,
-                handed_over=mastership is not None and mastership.handed_over,
-                founding=mastership is not None and mastership.founding,
-                many_nodes=mastership is not None and (node.endpoint is not None or direct),
-                survivors_missing=missing_survivors(status)
-                + (mastership.survivors_missing_elsewhere() if mastership is not None else 0)
-                + (mastership.clients.missing if mastership is not None else 0),
-                inherited=mastership is not None and mastership.inherited,
-                survivors_seconds=DEADLINE_SECONDS if direct else SURVIVORS_SECONDS,
-                # Without the endpoint, clients of other nodes may be there that only the MetaService knows.
-                clients_alive=node.endpoint is None
-                or mastership is not None
-                or any(v.kind in {"pool", "engine"} and v.pid for v in node.supervisor.views()),
-            )
-        )
-        if mastership is not None and (direct or not self._endpoint_is_open()):
-            if keeper.view.phase == "recovering":
-                mastership.hear_from_all()
-            elif not direct:  # it may just have been opened: the others wait to hear of it
-                node.endpoint_status = await self._ask_endpoint()
-                if self._endpoint_is_open():
-                    node.supervisor.poke()
-        if instance is not None:
-            self._meta_instance = instance
-
-    def _restart_stranded(self) -> None:
-        """A pool holder whose memory the others have let go of; an engine in that state serves on and says so."""
-        node = self.node
-        clients = node.endpoint_status["clients"] if node.endpoint_status is not None else ()
-        stranded = {int(c["pid"]) for c in clients if c.get("stranded") and c.get("pid")}
-        for view in node.supervisor.views():
-            if view.kind == "pool" and view.pid in stranded and view.state in {"ready", "degraded"}:
-                node.supervisor.request_restart(view.id, STRANDED)
-            elif view.kind == "engine":
-                node.supervisor.set_problem(view.id, "stranded", STRANDED if view.pid in stranded else None)
-
-    def _roll_client(self, roll: Roll) -> None:
-        """A client that did not come back to the MetaService; an engine waits for its turn and is drained."""
-        node = self.node
-        node.events.add("warning", "cluster.client-rolled", f"it is started anew: {roll.why}", unit=roll.unit)
-        if roll.kind == "pool":
-            node.supervisor.request_restart(roll.unit, roll.why)
-        elif roll.unit not in node.due_engines:
-            node.due_engines.append(roll.unit)
-
-    async def _ask_endpoint(self) -> Mapping[str, Any] | None:
-        if self.node.endpoint is None:
-            return None
-        try:
-            return await self.node.endpoint.status()
-        except KvtierError:
-            return None
 
     def _observe(self, plan: NodePlan) -> None:
         if time.monotonic() < self._next_observation or (self._observing and not self._observing.done()):
@@ -455,57 +328,8 @@ class Daemon:
     def _driver(self, name: str) -> EngineDriver | None:
         return self.node.plugins.drivers.get(name)
 
-    def _gate(self, spec: UnitSpec, views: Mapping[str, UnitView]) -> str | None:
-        """Why a unit may not start yet. Only starts are gated: what runs is never stopped by this."""
-        node = self.node
-        if not node.planned:
-            return "waits until this start's settings are planned"
-        if spec.blocked:
-            return spec.blocked
-        clustered = node.settings.cluster.mode != "standalone"
-        permitted = self._mastership is not None and self._mastership.may_run_meta
-        if spec.kind == "meta" and clustered and not permitted:
-            return "waits until this node is the master"  # its unit may be newer than what said that it rests
-        if spec.kind in {"pool", "engine"} and node.hugepages.problem:
-            return f"{node.hugepages.problem.splitlines()[0]} (kvtierctl reload tries again)"
-        for other in spec.after:
-            view = views.get(other)
-            if view is None or view.state not in {"ready", "degraded"}:
-                return f"waits for {other} ({view.state if view else 'not there'})"
-        tier = node.tier
-        if self._mastership is not None and spec.kind in {"pool", "engine"}:
-            # An endpoint that has not said yet whether it reaches the master counts as one that does not.
-            reached = node.endpoint_status is not None and node.endpoint_status["backend"]["reachable"]
-            if node.endpoint is not None and not reached:
-                return f"waits for the MetaService of {node.master or 'a master'}"
-            if (why := self._mastership.client_gate()) is not None:
-                return why
-        if node.keeper is not None and node.endpoint is None and tier.phase == "recovering":
-            return "waits until those that knew the MetaService are back"  # no endpoint holds newcomers here
-        standalone = node.plan is not None and node.plan.pool.placement == "standalone"
-        if spec.kind == "engine" and standalone and node.keeper is not None and tier.state != "joinable":
-            return f"waits for the pool: it is {tier.state.replace('_', ' ')}: {'; '.join(tier.reasons)}"
-        return None
-
-    async def _check_meta(self, spec: UnitSpec, process: UnitProcess) -> str | None:
-        """The MetaService's readiness: what it says, and where it listens."""
-        plan = self.node.plan
-        if plan is None or plan.meta is None or process.instance == self._meta_verified:
-            return None  # verified once: its sockets do not move; that it answers, the probe sees
-        expected = {(p.address, p.port) for p in plan.ports if p.unit == spec.id}
-        problem = await check_meta(
-            plan.meta.metrics_url, expected, process.pid, container=container_of(spec.argv), tls=plan.tls
-        )
-        if problem is None:
-            self._meta_verified = process.instance
-        return problem
-
     def _unit_event(self, event: UnitEvent) -> None:
         self.node.events.add(event.severity, event.kind, event.message, unit=event.unit_id)
-
-
-async def _nothing() -> None:
-    return None
 
 
 async def _run(
