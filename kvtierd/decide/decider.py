@@ -22,6 +22,7 @@ from kvtierd.decide.proposals import (
     DetachL3,
     Proposal,
     RestartUnit,
+    SetThresholds,
     proposal_from_json,
     proposal_to_json,
 )
@@ -33,6 +34,7 @@ from kvtierd.quantities import format_duration
 VERSION = 1
 FUTILE_IN_A_ROW = 2
 FORGET_DETACHED_SECONDS = 86400.0
+FORGET_REFUSED_SECONDS = 86400.0
 _TRIAL_PATIENCE = 4  # so many times the wait, then a growth that cannot be measured is not judged
 
 
@@ -90,6 +92,7 @@ class Decider:
         self._trial: _Trial | None = None
         self._futile_in_a_row = 0
         self._futile_until_seconds = 0.0
+        self._refused: tuple[int, float] | None = None  # the evict_high at which values failed, and when
         self._explained: tuple[Explanation, ...] = ()
 
     # -- in
@@ -110,7 +113,9 @@ class Decider:
         fired: list[Proposal] = []
         told: list[Explanation] = []
         seen: set[tuple[str, str]] = set()
-        memory = Memory(dict(self._detached), self._futile_until_seconds)
+        memory = Memory(
+            dict(self._detached), self._futile_until_seconds, self._refused[0] if self._refused else None
+        )
         for rule in RULES:
             if rule in self.policy.off:
                 told.append(Explanation(rule, "", "off", "switched off by [policy] off", "off"))
@@ -141,6 +146,8 @@ class Decider:
         elif isinstance(action, AttachL3) and action.engine in self._detached:
             kept = self._detached[action.engine]
             self._detached[action.engine] = Detached(now_seconds, kept.times, attached=True)
+        elif isinstance(action, SetThresholds) and proposal.direction == "lower":
+            self._refused = (int(proposal.numbers["high_percent"]), now_seconds)
         elif isinstance(action, AddHolder) and (rate := proposal.numbers.get("hit_rate")) is not None:
             self._trial = _Trial(now_seconds, float(rate))
 
@@ -173,6 +180,8 @@ class Decider:
                 self._detached[unit] = dataclasses.replace(kept, at_seconds=now)
         if self._trial is not None and (all_of_it or self._trial.at_seconds > now):
             self._trial = None
+        if self._refused is not None and (all_of_it or self._refused[1] > now):
+            self._refused = (self._refused[0], now)
         self._futile_until_seconds = (
             min(self._futile_until_seconds, now + self.policy.futile_seconds)
             if not all_of_it
@@ -181,6 +190,8 @@ class Decider:
 
     def _forget(self, now: float) -> None:
         self.limits.prune(now)
+        if self._refused is not None and now - self._refused[1] >= FORGET_REFUSED_SECONDS:
+            self._refused = None
         self._detached = {
             unit: kept
             for unit, kept in self._detached.items()
@@ -277,6 +288,7 @@ class Decider:
             "limits": self.limits.remember(),
             "detached": {unit: dataclasses.asdict(kept) for unit, kept in self._detached.items()},
             "trial": None if self._trial is None else [self._trial.at_seconds, self._trial.hit_rate_before],
+            "refused": None if self._refused is None else list(self._refused),
             "futile": [self._futile_in_a_row, self._futile_until_seconds],
             "last": None
             if last is None
@@ -298,6 +310,9 @@ class Decider:
             if kept["trial"] is not None:
                 at, rate = kept["trial"]
                 fresh._trial = _Trial(float(at), float(rate))
+            if kept["refused"] is not None:
+                high, at = kept["refused"]
+                fresh._refused = (int(high), float(at))
             in_a_row, until = kept["futile"]
             fresh._futile_in_a_row, fresh._futile_until_seconds = int(in_a_row), float(until)
             if kept["last"] is not None:
@@ -307,7 +322,15 @@ class Decider:
         except (KeyError, TypeError, ValueError, AttributeError, StateError) as error:
             self.limits.quiet_until_seconds = now_seconds + self.policy.cooldown_seconds
             return f"what was decided before cannot be read, so nothing is done for a while: {error}"
-        for name in ("limits", "last", "_detached", "_trial", "_futile_in_a_row", "_futile_until_seconds"):
+        for name in (
+            "limits",
+            "last",
+            "_detached",
+            "_trial",
+            "_refused",
+            "_futile_in_a_row",
+            "_futile_until_seconds",
+        ):
             setattr(self, name, getattr(fresh, name))
         return ""
 

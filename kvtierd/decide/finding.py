@@ -25,7 +25,7 @@ from kvtierd.observe.picture import (
 from kvtierd.quantities import GIB, MIB, align_down, format_duration
 
 State = Literal["holds", "between", "clear", "unknown"]
-"""holds: above the level at which something is done; clear: below the other level, at which it is over; between: as before."""
+"""holds: above the level at which one acts; clear: below the other level, at which it is over; between: as before."""
 
 HOUR_SECONDS = 3600
 _FUTURE_SECONDS = 1.0  # a figure from later than now is not from this clock
@@ -68,10 +68,17 @@ class Detached:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Memory:
-    """What rules may know of earlier decisions: by unit, what was detached; until when growing is known to be futile."""
+    """What rules may know of earlier decisions.
+
+    Attributes:
+        detached: By unit, whose L3 was taken away.
+        futile_until_seconds: Growing is known to be of no use until then.
+        refused_high_percent: At this ``evict_high`` values failed not long ago.
+    """
 
     detached: Mapping[str, Detached] = dataclasses.field(default_factory=dict)
     futile_until_seconds: float = 0.0
+    refused_high_percent: int | None = None
 
 
 Rule = Callable[[Picture, Policy, Memory], Iterator[Finding]]

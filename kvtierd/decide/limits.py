@@ -14,6 +14,7 @@ from kvtierd.decide.policy import Policy
 from kvtierd.decide.proposals import (
     EVERYTHING,
     POOL,
+    AttachL3,
     DetachL3,
     Proposal,
     opposite_of,
@@ -123,7 +124,7 @@ class Limits:
             HOUR_SECONDS,
             policy.reversal_seconds,
             policy.settle_seconds,
-            policy.cooldown_seconds * 2**MOST_DOUBLINGS,
+            policy.cooldown_seconds * 2 ** (MOST_DOUBLINGS + 1),
         )
         self.done = [d for d in self.done if now - d.at_seconds < longest]
         live = {(d.rule, d.target) for d in self.done}
@@ -206,12 +207,15 @@ class Limits:
         if proposal.target != POOL:
             of_engine = [d for d in hour if d.target == proposal.target]
             budgets.append((of_engine, policy.engine_actions_per_hour, f"actions on {proposal.target}"))
-        for spent, most, what in budgets:
+        # L3 comes back only when the budget allows to take it away again.
+        spare = 1 if isinstance(proposal.action, AttachL3) else 0
+        for spent, of, what in budgets:
+            most = max(0, of - spare)
             if len(spent) >= most:
                 until = (
                     sorted(d.at_seconds for d in spent)[len(spent) - most] + HOUR_SECONDS if most else None
                 )
-                return Blocked(f"budget: {len(spent)} of {most} {what} within the hour", until)
+                return Blocked(f"budget: {len(spent)} of {of} {what} within the hour", until)
         return None
 
     # -- over a restart

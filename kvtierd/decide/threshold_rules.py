@@ -23,7 +23,7 @@ RAISE_MARGIN = 2.0  # so many times what the values need must stay free after ra
 RAISE_TURNOVERS = 0.25  # an hour: a pool that evicts less gains nothing
 
 
-def thresholds(picture: Picture, policy: Policy, _memory: Memory) -> Iterator[Finding]:
+def thresholds(picture: Picture, policy: Policy, memory: Memory) -> Iterator[Finding]:
     """Lower them when values fail for lack of room above them; raise them when much is free for nothing."""
     pool = pool_of(picture, policy)
     window = pool if isinstance(pool, str) else window_of(pool, policy.window)
@@ -38,7 +38,7 @@ def thresholds(picture: Picture, policy: Policy, _memory: Memory) -> Iterator[Fi
         )
         return
     yield _lower(pool, window, policy, high, low, need)
-    yield _raise(pool, window, policy, high, low, need)
+    yield _raise(pool, window, policy, memory, high, low, need)
 
 
 def _need_percent(pool: PoolPicture, policy: Policy) -> float | None:
@@ -81,13 +81,13 @@ def _lower(
     else:
         action = SetThresholds(wanted, max(1, wanted - (high - low)))
     return _finding(
-        action, "lower", text, high, {"failed_share": failing, "use": use, "need_percent": need},
+        action, "lower", text, high, {"failed_share": failing, "use": use, "need_percent": need, "high_percent": high},
         expected="allocations fail no more; some percent of the pool stay free for it",
     )  # fmt: skip
 
 
 def _raise(
-    pool: PoolPicture, window: PoolWindow, policy: Policy, high: int, low: int, need: float
+    pool: PoolPicture, window: PoolWindow, policy: Policy, memory: Memory, high: int, low: int, need: float
 ) -> Finding:
     hour = pool.windows.get(HOUR_SECONDS)
     turnovers = known(hour.turnovers_per_hour) if hour else None
@@ -96,14 +96,16 @@ def _raise(
         return Finding(
             RULE, POOL, "unknown", "a whole hour of evictions and failures is not known yet", key="raise"
         )
-    wanted = min(policy.evict_high_most, high + STEP_PERCENT)
+    wanted = min(policy.evict_high_most, high + STEP_PERCENT, (memory.refused_high_percent or 100) - 1)
     text = (
         f"no allocation failed for an hour at {turnovers:.2f} turnovers; {100 - high} % are kept free and values need"
         f" {need:.1f} %"
     )
     if failed or window.failed_allocations or wanted <= high or 100 - wanted < need * RAISE_MARGIN:
+        refused = memory.refused_high_percent
+        told = f"; at {refused} % they failed not long ago" if refused else ""
         return Finding(
-            RULE, POOL, "clear", f"{100 - high} % are kept free; values need {need:.1f} %", key="raise"
+            RULE, POOL, "clear", f"{100 - high} % are kept free; values need {need:.1f} %{told}", key="raise"
         )
     if turnovers < RAISE_TURNOVERS:
         return Finding(RULE, POOL, "between", text, key="raise")

@@ -521,7 +521,7 @@ class PolicySettings(Section):
     disruptive_per_hour: int = Field(
         2, ge=0, le=1000, description="of these, most that restart something or throw keys away"
     )
-    engine_actions_per_hour: int = Field(2, ge=0, le=1000, description="most actions an hour on one engine")
+    engine_actions_per_hour: int = Field(3, ge=0, le=1000, description="most actions an hour on one engine")
     cooldown: Duration = Field(900.0, description="least time between two actions of one rule on one target")
     settle: Duration = Field(
         600.0, description="after an action its target is left alone that long, except when it is urgent"
@@ -581,7 +581,7 @@ class PolicySettings(Section):
         0.01, description="thresholds: share of allocations in the window that fail, from which it acts"
     )
     evict_high_least: Percent = Field(70, description="thresholds: evict_high is never set lower")
-    evict_high_most: Percent = Field(95, description="thresholds: evict_high is never set higher")
+    evict_high_most: Percent = Field(90, description="thresholds: evict_high is never set higher")
 
     meta_hung: Duration = Field(
         30.0, description="meta-hung: a MetaService that runs and has not answered for that long is restarted"
