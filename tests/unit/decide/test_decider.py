@@ -1,6 +1,7 @@
 """The decider: when a finding becomes an action, and everything that keeps it from becoming one."""
 
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -168,13 +169,13 @@ def test_an_action_of_which_nothing_is_heard_has_failed_and_the_cool_down_is_lon
 def test_each_failure_doubles_the_cool_down_up_to_eight_times():
     decider = Decider(policy(actions_per_hour=100))
     fired = [t for t, _ in actions(play(decider, SMALL, 12 * HOUR, step=30.0, succeed=False))]
-    gaps = [round((b - a) / 900) for a, b in zip(fired, fired[1:], strict=False)]
+    gaps = [round((b - a) / 900) for a, b in itertools.pairwise(fired)]
     assert gaps[:5] == [2, 4, 8, 8, 8][: len(gaps)]
     assert len(gaps) >= 4
 
 
 def two_engines(**changes):
-    return tuple(engine(n, registered=False, **changes) for n in ("one", "two")) + (engine("three"),)
+    return (*tuple(engine(n, registered=False, **changes) for n in ("one", "two")), engine("three"))
 
 
 def test_two_engines_of_a_group_are_not_restarted_at_once():
@@ -222,7 +223,7 @@ def test_the_last_engine_of_a_group_that_is_ready_is_not_restarted():
 
 
 def test_budgets():
-    lost = tuple(engine(str(i), registered=False, group=f"g{i}") for i in range(9)) + (engine("fine"),)
+    lost = (*tuple(engine(str(i), registered=False, group=f"g{i}") for i in range(9)), engine("fine"))
     decider = Decider(policy(disruptive_per_hour=2))
     assert len(actions(play(decider, picture(engines=lost), 1800))) == 2
     assert "budget: 2 of 2 disruptive actions" in verdict(decider, "engine-unregistered").verdict
