@@ -32,7 +32,7 @@ class TierWindow:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class SegmentPicture:
-    """The part of the pool that one rank brings. ``node``: whose it is, where that is known."""
+    """The part of the pool that one rank brings. ``node``, ``unit``: whose it is, where that is known."""
 
     name: str
     medium: str
@@ -40,6 +40,7 @@ class SegmentPicture:
     total_bytes: int
     used_bytes: int
     node: str = ""
+    unit: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class EnginePicture:
         registered: It has its links with the MetaService (through the endpoint); ``None``: cannot be seen.
         can_switch_l3: L3 can be attached and detached while it runs.
         l3_detached: It is, by an operator or by us.
-        hash_seed: PYTHONHASHSEED of its process, where it matters and is known.
+        hash_seed: PYTHONHASHSEED of its process, where it matters and is known; "" when it is known not to be set.
         model: The identity of the model in its keys, where it is known.
         block_tokens: Tokens of one block, where it is known.
         windows: Window in seconds -> tier -> figures.
@@ -145,6 +146,18 @@ class EnginePicture:
     since_hit_seconds: Mapping[Tier, float] = dataclasses.field(default_factory=dict)
     l2_capacity_bytes: int | None = None
     waiting: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineIdentity:
+    """What an engine of another node makes its keys from; as in ``EnginePicture``."""
+
+    node: str
+    unit: str
+    group: str = ""
+    hash_seed: str | None = None
+    model: str = ""
+    block_tokens: int | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -198,6 +211,7 @@ class Picture:
         peers: Other nodes' memory, as they said; on the master only.
         tiers: Window in seconds -> tier -> figures of all engines of the node together.
         saved_tokens: Tokens that tiers spared the engines to compute, since the first look (lifted).
+        engines_elsewhere: What other nodes' engines make their keys from, as far as it is known here.
     """
 
     now_seconds: float
@@ -210,6 +224,7 @@ class Picture:
     peers: tuple[HostPicture, ...] = ()
     tiers: Mapping[int, Mapping[Tier, TierWindow]] = dataclasses.field(default_factory=dict)
     saved_tokens: int | None = None
+    engines_elsewhere: tuple[EngineIdentity, ...] = ()
 
 
 WINDOWS_SECONDS = (60, 300, 3600)

@@ -10,6 +10,7 @@ from kvtierd.settings.model import (
     ObserveSettings,
     PathsSettings,
     PeerSettings,
+    PolicySettings,
     PoolSettings,
     Settings,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "ObserveSettings",
     "PathsSettings",
     "PeerSettings",
+    "PolicySettings",
     "PoolSettings",
     "Settings",
     "SettingsProblem",

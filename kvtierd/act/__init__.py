@@ -1,0 +1,1 @@
+"""Carries decisions out; the journal says what was done, why, and what came of it."""

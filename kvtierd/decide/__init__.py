@@ -1,0 +1,1 @@
+"""PURE: from pictures to proposed actions with reasons, within budgets. No I/O, no clock."""
