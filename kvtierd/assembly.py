@@ -13,6 +13,7 @@ import platformdirs
 
 from kvtierd.emulator.build import ensure_driver, locate_driver
 from kvtierd.errors import KvtierError
+from kvtierd.plan.adjustments import NOTHING, Adjustments
 from kvtierd.plan.inventory import Inventory
 from kvtierd.plan.model import NodePlan
 from kvtierd.plan.planner import make_plan
@@ -131,6 +132,7 @@ def plan_for(
     owned_pids: AbstractSet[int] = frozenset(),
     owned_pages: int = 0,
     master: str | None = None,
+    adjustments: Adjustments = NOTHING,
 ) -> NodePlan:
     """The plan of one node with this installation's programs and plugins."""
     return make_plan(
@@ -142,4 +144,5 @@ def plan_for(
         owned_pids=owned_pids,
         owned_pages=owned_pages,
         master=master,
+        adjustments=adjustments,
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from kvtierd.act.adjusted import read_adjustments
 from kvtierd.assembly import inventory_of_this_host, plan_for
+from kvtierd.plan.adjustments import Adjustments
 from kvtierd.plan.model import NodePlan
 from kvtierd.plugins import PluginSet
 from kvtierd.provision import owned_pages
@@ -14,9 +16,22 @@ from kvtierd.units.owned import owned_pids
 
 
 async def plan_this_host(
-    settings: Settings, plugins: PluginSet, *, node: str | None = None, master: str | None = None
+    settings: Settings,
+    plugins: PluginSet,
+    *,
+    node: str | None = None,
+    master: str | None = None,
+    adjustments: Adjustments | None = None,
 ) -> NodePlan:
-    """Looks at this host and plans for it. Changes nothing. ``master``: as in ``make_plan``."""
+    """Looks at this host and plans for it. Changes nothing.
+
+    Args:
+        settings: The settings.
+        plugins: With the engines' drivers.
+        node, master: As in ``make_plan``.
+        adjustments: What actions have changed; default: what is kept in the state directory.
+    """
+    adjusted = adjustments or read_adjustments(Path(settings.paths.state))[0]
     inventory = await inventory_of_this_host(settings, plugins)
     pages = await owned_pages(settings, inventory.default_hugepage_size_bytes)
     return await asyncio.to_thread(
@@ -28,5 +43,6 @@ async def plan_this_host(
             master=master,
             owned_pids=owned_pids(Path(settings.paths.runtime)),
             owned_pages=pages,
+            adjustments=adjusted,
         )
     )

@@ -10,6 +10,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable
 
+from kvtierd.act.adjusted import read_adjustments, write_adjustments
 from kvtierd.assembly import make_toolchain, prepare_emulation, purge_script
 from kvtierd.control.v1 import control_pb2 as pb
 from kvtierd.endpoint.control import EndpointControl
@@ -20,6 +21,7 @@ from kvtierd.host.memcache_tls import prepare_tls
 from kvtierd.host_plan import plan_this_host
 from kvtierd.memcache.health import ExpectedPool
 from kvtierd.node import Node
+from kvtierd.plan.adjustments import Adjustments
 from kvtierd.plan.docker import IMAGE_PYTHON, container_of, exec_argv
 from kvtierd.plan.model import NodePlan, UnitSpec
 from kvtierd.plan.units import ENDPOINT_ID, META_ID, engine_id
@@ -50,20 +52,40 @@ class Takeover:
             KvtierError: the settings are wrong, the plan is refused, or the host does not take it.
         """
         async with self._reload_lock:
-            try:
-                settings, plan = await self._new_plan()
-                if plan.refusals:
-                    raise PlanError(
-                        "the plan is refused: " + "; ".join(r.message for r in plan.refusals),
-                        hint="; ".join(dict.fromkeys(r.hint for r in plan.refusals if r.hint)),
-                        code="plan.refused",
-                    )
-                self._refuse_harm(settings, plan, restart_changed=restart_changed)
-                return await self._take_over(settings, plan, restart_changed=restart_changed)
-            except KvtierError as error:
-                # What runs goes on under the plan in force; status says what is wrong until a reload succeeds.
+            return await self._try(None, restart_changed=restart_changed)
+
+    async def adjust(self, change: Callable[[Adjustments], Adjustments]) -> NodePlan:
+        """Takes over what an action changes beside the settings; the plan that is in force then.
+
+        The settings are those in force. What was changed is kept on disk before anything else is done.
+
+        Raises:
+            KvtierError: as ``reload`` does; nothing has changed then.
+        """
+        async with self._reload_lock:
+            before, _ = await asyncio.to_thread(read_adjustments, self.node.state)
+            await self._try(change(before), restart_changed=False)
+            assert self.node.plan is not None
+            return self.node.plan
+
+    async def _try(self, adjustments: Adjustments | None, *, restart_changed: bool) -> pb.ReloadReply:
+        try:
+            settings, plan = await self._new_plan(adjustments)
+            if plan.refusals:
+                raise PlanError(
+                    "the plan is refused: " + "; ".join(r.message for r in plan.refusals),
+                    hint="; ".join(dict.fromkeys(r.hint for r in plan.refusals if r.hint)),
+                    code="plan.refused",
+                )
+            self._refuse_harm(settings, plan, restart_changed=restart_changed)
+            if adjustments is not None:
+                await asyncio.to_thread(write_adjustments, self.node.state, adjustments)
+            return await self._take_over(settings, plan, restart_changed=restart_changed)
+        except KvtierError as error:
+            # What runs goes on under the plan in force; status says what is wrong until a reload succeeds.
+            if adjustments is None:
                 self.node.problems = [error.message]
-                raise
+            raise
 
     def _refuse_harm(self, settings: Settings, plan: NodePlan, *, restart_changed: bool) -> None:
         """What a reload must not do to units that run.
@@ -98,16 +120,21 @@ class Takeover:
                 code="plan.needs-apply",
             )
 
-    async def _new_plan(self) -> tuple[Settings, NodePlan]:
+    async def _new_plan(self, adjustments: Adjustments | None) -> tuple[Settings, NodePlan]:
         node = self.node
-        settings = await asyncio.to_thread(load_settings, node.settings_file)
+        # An action rests on what is in force, not on what an operator is about to write.
+        settings = (
+            await asyncio.to_thread(load_settings, node.settings_file)
+            if adjustments is None
+            else node.settings
+        )
         if settings.paths != node.settings.paths:
             raise PlanError(
                 "[paths] cannot change while kvtierd runs", hint="kvtierctl stop --all, then restart kvtierd"
             )
         node.plugins = await asyncio.to_thread(load_plugins)  # one may have been installed meanwhile
         led_to = node.plan.direct.master if node.plan is not None and node.plan.direct is not None else None
-        plan = await plan_this_host(settings, node.plugins, master=led_to)
+        plan = await plan_this_host(settings, node.plugins, master=led_to, adjustments=adjustments)
         if plan.direct is not None and plan.direct.alias:
             await asyncio.to_thread(check_writable)
         return settings, plan

@@ -11,6 +11,7 @@ from kvtierd.errors import ConfError
 from kvtierd.mmc_conf.model import LocalConf, MetaConf
 from kvtierd.mmc_conf.render import render_local, render_meta
 from kvtierd.plan.addresses import LOOPBACK, bracketed, node_address
+from kvtierd.plan.adjustments import NOTHING, Adjustments
 from kvtierd.plan.direct import is_direct_cluster
 from kvtierd.plan.model import FileSpec, MemcacheTls, MetaAddress, PoolPlan
 from kvtierd.plan.remarks import Remarks
@@ -31,6 +32,8 @@ class MemcacheConf:
         master: The master, as far as it is known; "" where it does not matter.
         pointed: The node that clients without an endpoint are told to dial.
         tls: MemCache's own TLS, where it is on.
+        version: MemCache's.
+        adjustments: What kvtierd's own actions have changed; its holders are those that this node can have.
     """
 
     settings: Settings
@@ -42,19 +45,21 @@ class MemcacheConf:
     pointed: str = ""
     tls: MemcacheTls | None = None
     version: str = ""
+    adjustments: Adjustments = NOTHING
 
     @property
     def meta(self) -> MetaConf:
         """The MetaService's, with the addresses that it binds."""
         meta, pool = self.settings.meta, self.settings.pool
+        high, low = self.adjustments.thresholds or (pool.evict_high, pool.evict_low)
         return MetaConf(
             meta_service_url=self.address.server_meta_url,
             config_store_url=self.address.server_config_store_url,
             metrics_url=self.address.metrics_url,
             log_level=meta.log_level,
             log_path=f"{self.settings.paths.logs}/memcache",
-            evict_threshold_high=pool.evict_high,
-            evict_threshold_low=pool.evict_low,
+            evict_threshold_high=high,
+            evict_threshold_low=low,
             lease_ttl_ms=round(meta.lease_ttl * 1000),
             extra=self._extra("meta", meta.conf),
         )
@@ -137,6 +142,9 @@ class MemcacheConf:
                 files.append(self._file("mmc-meta.conf", text))
             if self.pool.placement == "standalone":
                 files.append(self._file("mmc-local-pool.conf", render_local(self.holder, version, a3=a3)))
+            for added in self.adjustments.holders:
+                conf = self.holder.model_copy(update={"dram_size_bytes": added.dram_bytes})
+                files.append(self._file(f"mmc-local-{added.name}.conf", render_local(conf, version, a3=a3)))
             files.append(FileSpec(path=self.engine_path, content=render_local(self.engine, version, a3=a3)))
             if has_meta:
                 files.append(self._file("mmc-local-admin.conf", render_local(self.admin, version, a3=a3)))

@@ -264,6 +264,7 @@ class PoolPlan(Record):
     dram_bytes_per_provider: int = 0
     alignment_bytes: int = 0
     world_size: int = 0
+    added_bytes: int = 0  # of holders that kvtierd has added by itself, beside the capacity
 
 
 class Note(Record):

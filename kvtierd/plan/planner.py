@@ -11,6 +11,7 @@ from kvtierd.mmc_conf.lookup import find_key
 from kvtierd.mmc_conf.urls import MmcUrl
 from kvtierd.mmc_conf.versions import resolve_version
 from kvtierd.plan.addresses import plan_addresses
+from kvtierd.plan.adjustments import NOTHING, Adjustments, check_holders
 from kvtierd.plan.direct import (
     alias_name,
     check_direct,
@@ -66,6 +67,7 @@ def make_plan(
     owned_pids: AbstractSet[int] = frozenset(),
     owned_pages: int = 0,
     master: str | None = None,
+    adjustments: Adjustments = NOTHING,
 ) -> NodePlan:
     """The plan of one node.
 
@@ -79,16 +81,18 @@ def make_plan(
         owned_pages: hugepages that kvtierd itself reserved earlier (from its ledger).
         master: the node that is the master now; default: the one the settings name. It makes a difference only to the
             addresses of clients without an endpoint: every node that may become the master has the MetaService in its plan.
+        adjustments: what kvtierd's own actions have changed beside the settings.
 
     Returns:
         The plan. What must not be applied is in ``refusals``; this function does not raise for it.
     """
-    planner = _Planner(settings, inventory, drivers, toolchain, node, owned_pids, owned_pages, master)
+    given = (settings, inventory, drivers, toolchain, node, owned_pids, owned_pages, master, adjustments)
+    planner = _Planner(*given)
     plan = planner.plan()
     if planner.clients_differ:
         # Drivers say how many MemCache clients an engine opens only with its launch, and the launch needs the pool.
         # They are pure, so they are simply asked again.
-        second = _Planner(settings, inventory, drivers, toolchain, node, owned_pids, owned_pages, master)
+        second = _Planner(*given)
         second.clients = planner.clients
         plan = second.plan()
     return plan
@@ -105,8 +109,10 @@ class _Planner:
         owned_pids: AbstractSet[int],
         owned_pages: int,
         master: str | None,
+        adjustments: Adjustments,
     ) -> None:
         self.settings = settings
+        self.adjustments = adjustments
         self.inventory = inventory
         self.drivers = drivers
         self.owned_pages = owned_pages
@@ -207,7 +213,12 @@ class _Planner:
             nodes=nodes,
             remarks=self.remarks,
             spare_ranks=max(0, sum(map(_one_a_device, engines)) - ranks),
+            growth=self.settings.policy.grow_holders,
         )
+        dies = None if self.emulated else len(self.inventory.npus)
+        added = check_holders(self.adjustments.holders, pool, dies, self.remarks)
+        self.adjustments = self.adjustments.model_copy(update={"holders": added})
+        pool = pool.model_copy(update={"added_bytes": self.adjustments.added_bytes})
         hugepages = plan_hugepages(self.settings.pool, self.series, pool, self.inventory, self.remarks)
         check_memory(
             self.settings.pool, pool, hugepages, self.inventory, self.remarks, owned_pages=self.owned_pages
@@ -236,6 +247,7 @@ class _Planner:
             self._pointed(),
             tls,
             self.version,
+            self.adjustments,
         )
         files = memcache.files(self.version, self.remarks, a3=self.series == "A3", has_meta=self.has_meta)
         env = memcache_env(self.toolchain, self.series, pool.protocol, self.inventory, self.install)
@@ -397,12 +409,17 @@ class _Planner:
                     f"pool holders look for CANN in {IMAGE_CANN_HOME} of {place.container.image},"
                     " as engines in containers do; the driver's libraries are the host's",
                 )
+            holders = [(str(i), i, "mmc-local-pool.conf") for i in range(pool.providers)]
+            holders += [
+                (h.name, pool.providers + h.index, f"mmc-local-{h.name}.conf")
+                for h in self.adjustments.holders
+            ]
             units += [
                 pool_unit(
-                    self.toolchain, index, place=place, conf_path=f"{self.conf_dir}/mmc-local-pool.conf",
+                    self.toolchain, die, place=place, conf_path=f"{self.conf_dir}/{file}", name=name,
                     emulated=self.emulated, hugepages=hugepages, after=self._after_meta(), tls=tls is not None,
                 )
-                for index in range(pool.providers)
+                for name, die, file in holders
             ]  # fmt: skip
         return units
 

@@ -26,6 +26,7 @@ def plan_pool(
     nodes: int,
     remarks: Remarks,
     spare_ranks: int = 0,
+    growth: int = 0,
 ) -> PoolPlan:
     """Ranks and sizes of this node's part of the pool.
 
@@ -36,6 +37,7 @@ def plan_pool(
         spare_ranks: further ones that they would open if all of them used the pool: there is room for them in the
             world, which must be of one size on all hosts, whatever their roles, and cannot change at run time.
         nodes: nodes in the cluster.
+        growth: pool holders that may be added later on each node ([policy] grow_holders).
         remarks: where notes and refusals go.
     """
     facts = facts_of(series)
@@ -79,7 +81,9 @@ def plan_pool(
             f" {format_size(pool.dram - capacity)} stay unused",
         )
     clients = engine_ranks if placement == "standalone" else 0
-    world_size = _world_size(pool, providers + clients, spare_ranks, nodes, remarks)
+    world_size = _world_size(
+        pool, providers + clients, spare_ranks, growth if placement == "standalone" else 0, nodes, remarks
+    )
     return PoolPlan(
         placement=placement,
         protocol=protocol,
@@ -93,11 +97,18 @@ def plan_pool(
     )
 
 
+def all_bytes(pool: PoolPlan) -> int:
+    """What the pool takes of this host, added holders included."""
+    return pool.capacity_bytes + pool.added_bytes
+
+
 def _ranks(count: int) -> str:
     return "1 rank" if count == 1 else f"{count} ranks"
 
 
-def _world_size(pool: PoolSettings, ranks: int, spare_ranks: int, nodes: int, remarks: Remarks) -> int:
+def _world_size(
+    pool: PoolSettings, ranks: int, spare_ranks: int, growth: int, nodes: int, remarks: Remarks
+) -> int:
     needed = ranks * nodes
     if pool.world_size is not None:
         if pool.world_size < needed:
@@ -107,10 +118,10 @@ def _world_size(pool: PoolSettings, ranks: int, spare_ranks: int, nodes: int, re
                 f"write world_size = {needed} or more, or leave it out",
             )
         return pool.world_size
-    # A change needs a MetaService restart, so leave room: twice the ranks, a power of two. The same on every
-    # host as long as the hosts are alike.
-    room = (ranks + spare_ranks) * nodes
-    return max(MIN_WORLD_SIZE, 1 << (2 * room - 1).bit_length())
+    # A change needs a MetaService restart, so leave room: twice the ranks and whatever may be added, a power of two. The
+    # same on every host as long as the hosts are alike.
+    room = max(2 * (ranks + spare_ranks), ranks + spare_ranks + growth) * nodes
+    return max(MIN_WORLD_SIZE, 1 << (room - 1).bit_length())
 
 
 def plan_hugepages(
@@ -138,14 +149,14 @@ def plan_hugepages(
             "choose another hugepage_size" if available else "boot a kernel with hugetlbfs",
         )
     if pool.hugepages == "auto":
-        pages = -(-(planned.capacity_bytes + pool.headroom) // size)
+        pages = -(-(all_bytes(planned) + pool.headroom) // size)
     else:
         pages = pool.hugepages
-        if pages * size < planned.capacity_bytes:
+        if pages * size < all_bytes(planned):
             remarks.refuse(
                 "hugepages.too-few",
                 f"{pages} pages of {format_size(size)} are {format_size(pages * size)},"
-                f" less than the pool's {format_size(planned.capacity_bytes)}",
+                f" less than the pool's {format_size(all_bytes(planned))}",
                 'write hugepages = "auto"',
             )
     return HugepagePlan(
@@ -181,12 +192,12 @@ def check_memory(
     """
     shm = inventory.shm_total_bytes
     in_shm = planned.protocol == SHARED_MEMORY_PROTOCOL and not hugepages.pages
-    if in_shm and shm is not None and shm < planned.capacity_bytes:
+    if in_shm and shm is not None and shm < all_bytes(planned):
         # Else the kernel kills the first process that writes beyond what fits, long after the start.
         remarks.refuse(
             "memory.shm",
-            f"the pool's {format_size(planned.capacity_bytes)} do not fit into /dev/shm, which has {format_size(shm)}",
-            f"mount -o remount,size={planned.capacity_bytes} /dev/shm; in a container: docker run --shm-size",
+            f"the pool's {format_size(all_bytes(planned))} do not fit into /dev/shm, which has {format_size(shm)}",
+            f"mount -o remount,size={all_bytes(planned)} /dev/shm; in a container: docker run --shm-size",
         )
     total = inventory.memory_total_bytes
     reserve = pool.host_reserve if pool.host_reserve is not None else max(16 * GIB, total // 10)
@@ -198,7 +209,7 @@ def check_memory(
     if planned_pages and same is not None:
         others = max(0, same.total_pages - same.free_pages - owned_pages)
         reusable = (same.total_pages - others) * same.page_size_bytes
-    bound = already + (max(0, planned_pages - reusable) if planned_pages else planned.capacity_bytes)
+    bound = already + (max(0, planned_pages - reusable) if planned_pages else all_bytes(planned))
     left = total - bound
     advice = (
         f'lower [pool] dram, or state what this host can spare: host_reserve = "{max(1, left // GIB)}GiB"'

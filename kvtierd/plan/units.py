@@ -46,9 +46,9 @@ HUGEPAGE_FILES = "/dev/hugepages"
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - where MemCache keeps a pool's memory
 
 
-def pool_id(index: int) -> str:
-    """The unit id of the n-th pool holder of this node."""
-    return f"kvtier-pool-{index}"
+def pool_id(name: int | str) -> str:
+    """The unit id of a pool holder of this node: the n-th, or one that was added, by its name."""
+    return f"kvtier-pool-{name}"
 
 
 def engine_id(name: str) -> str:
@@ -142,13 +142,15 @@ def pool_unit(
     hugepages: bool,
     after: tuple[str, ...],
     tls: bool = False,
+    name: str = "",
 ) -> UnitSpec:
-    """A pool holder: a LocalService in a process of its own that only contributes DRAM."""
+    """A pool holder: a LocalService in a process of its own that only contributes DRAM. ``index``: its die."""
+    name = name or str(index)
     devices = () if emulated else (index,)
     patience = ("--init-deadline", f"{TLS_JOIN_SECONDS:g}") if tls else ()
     argv, env = place.command(
         toolchain,
-        name=pool_id(index),
+        name=pool_id(name),
         command=(place.python, toolchain.run_pool_script, "--device", str(index), *patience),
         env={**place.pool_env, "MMC_LOCAL_CONFIG_PATH": conf_path},
         devices=devices,
@@ -157,9 +159,9 @@ def pool_unit(
         stop_seconds=CONTAINER_STOP_SECONDS,
     )
     return UnitSpec(
-        id=pool_id(index),
+        id=pool_id(name),
         kind="pool",
-        name=str(index),
+        name=name,
         argv=argv,
         env=env,
         user=place.user,
