@@ -12,6 +12,42 @@ WRONG_CLOCK_SECONDS = 2.0  # leases do not mind; whoever compares logs of two no
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class HostMemory:
+    """What the master must know of a host to place a pool holder there.
+
+    Attributes:
+        available_bytes, total_bytes: Memory of the host.
+        headroom_bytes: What must stay for it.
+        room_bytes: What one more pool holder could take; ``None``: not known.
+        holders: Units of pool holders that were added beside the settings.
+    """
+
+    available_bytes: int = 0
+    total_bytes: int = 0
+    headroom_bytes: int = 0
+    room_bytes: int | None = None
+    holders: tuple[str, ...] = ()
+
+
+class OwnRank(NamedTuple):
+    """A rank of the pool that is a unit's of the node."""
+
+    rank: int
+    unit: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What an engine makes its keys from; what is not known is ``None`` or ""."""
+
+    unit: str
+    group: str = ""
+    hash_seed: str | None = None
+    model: str = ""
+    block_tokens: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class NodeFacts:
     """What a node says of itself.
 
@@ -24,6 +60,9 @@ class NodeFacts:
         endpoint_life: The MetaService process that its endpoint reaches; "" for none.
         survivors_missing: Its processes that knew the MetaService before and are not back yet.
         clean_epoch: The last epoch that it ended as the master in order, with nothing in flight; 0 for none.
+        memory: Of its host; ``None``: not known (yet).
+        ranks: Members of the pool there.
+        engines: Its engines that use the pool.
     """
 
     node: str
@@ -40,6 +79,9 @@ class NodeFacts:
     endpoint_life: str = ""
     survivors_missing: int = 0
     clean_epoch: int = 0
+    memory: HostMemory | None = None
+    ranks: tuple[OwnRank, ...] = ()
+    engines: tuple[EngineFacts, ...] = ()
 
 
 def differences(mine: NodeFacts, theirs: NodeFacts) -> tuple[str, ...]:

@@ -166,6 +166,26 @@ class PeerNetwork:
         """
         await self.links[to].prepare(epoch, seconds, timeout_seconds)
 
+    async def change_holders(
+        self,
+        to: str,
+        epoch: int,
+        token: str,
+        reason: str,
+        timeout_seconds: float,
+        *,
+        add_bytes: int = 0,
+        remove_unit: str = "",
+    ) -> tuple[str, int]:
+        """Has a peer add a pool holder, or remove one that was added; its unit and its memory in bytes.
+
+        Raises:
+            ClusterError: it refuses, cannot be reached, or it did not work out there; then nothing has changed.
+        """
+        return await self.links[to].change_holders(
+            epoch, token, reason, timeout_seconds, add_bytes=add_bytes, remove_unit=remove_unit
+        )
+
     def set_hint(self, master: str) -> None:
         """Who is probably the master, before any view says so."""
         if master != self.hint:

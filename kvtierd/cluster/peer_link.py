@@ -18,6 +18,7 @@ from kvtierd.cluster.peer_events import events_from_wire
 from kvtierd.cluster.peer_security import PeerSecurity
 from kvtierd.cluster.peer_wire import (
     KEEPALIVE_SECONDS,
+    MAX_TEXT_CHARS,
     SENDER_KEY,
     channel_options,
     election_from_wire,
@@ -152,6 +153,33 @@ class PeerLink:
         reply = await self._call("Prepare", request, pb.PrepareReply, timeout_seconds)
         if reply.code:
             raise _refused(reply)
+
+    async def change_holders(
+        self,
+        under_epoch: int,
+        token: str,
+        reason: str,
+        timeout_seconds: float,
+        *,
+        add_bytes: int = 0,
+        remove_unit: str = "",
+    ) -> tuple[str, int]:
+        """Has the peer add a pool holder, or remove one; its unit and its memory in bytes, when that is done."""
+        request = pb.ChangeHoldersRequest(
+            cluster=self._cluster,
+            sender=self._node,
+            epoch=under_epoch,
+            token=token,
+            reason=reason[:MAX_TEXT_CHARS],
+        )
+        if remove_unit:
+            request.remove_unit = remove_unit
+        else:
+            request.add_bytes = add_bytes
+        reply = await self._call("ChangeHolders", request, pb.ChangeHoldersReply, timeout_seconds)
+        if reply.code:
+            raise _refused(reply)
+        return self._read(lambda r: (text("unit", r.unit), int(r.memory_bytes)), reply)
 
     async def events(self, last: int, after_id: int, timeout_seconds: float) -> list[Event]:
         """What happened there, oldest first."""
@@ -290,7 +318,7 @@ _SIGNS: Sequence[tuple[str, str, str]] = (
 )
 
 
-def _refused(reply: pb.TakeOverReply | pb.PrepareReply) -> ClusterError:
+def _refused(reply: pb.TakeOverReply | pb.PrepareReply | pb.ChangeHoldersReply) -> ClusterError:
     """Why the peer does not do what it was asked for, in its own words."""
     return ClusterError(
         text("problem", reply.problem), why=text("why", reply.why), hint=text("hint", reply.hint),

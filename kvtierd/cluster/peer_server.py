@@ -34,9 +34,11 @@ from kvtierd.cluster.peer_wire import (
     SERVICE,
     election_from_wire,
     election_to_wire,
+    epoch,
     facts_from_wire,
     facts_to_wire,
     permitted,
+    text,
     view_from_wire,
     view_to_wire,
 )
@@ -59,6 +61,27 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _log = structlog.get_logger(__name__)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class HolderChange:
+    """What a master wants of a node: one more pool holder, or one that was added away.
+
+    Attributes:
+        sender: The master, as it says, and by its certificate.
+        epoch: Under which it is the master.
+        token: A request that is repeated has the same.
+        reason: Why, in words.
+        add_bytes: The memory of the one to add; 0: none.
+        remove_unit: The unit to remove; "": none.
+    """
+
+    sender: str
+    epoch: int
+    token: str
+    reason: str
+    add_bytes: int = 0
+    remove_unit: str = ""
+
+
 @dataclasses.dataclass(slots=True)
 class Desk:
     """Who answers in this node; what is ``None`` is refused: this way of naming a master has no such thing."""
@@ -68,6 +91,7 @@ class Desk:
     take_over: Callable[[str, int], Awaitable[int]] | None = None
     prepare: Callable[[str, int, float], Awaitable[None]] | None = None
     events: Callable[[], Sequence[Event]] = tuple
+    change_holders: Callable[[HolderChange], Awaitable[tuple[str, int]]] | None = None
 
 
 class _Allowance:
@@ -194,6 +218,32 @@ class _Servicer(peers_pb2_grpc.PeersServicer):
     async def Events(self, request: pb.PeerEventsRequest, context: Context) -> pb.PeerEventsReply:  # noqa: N802
         await self._admit(context, request.sender, request.cluster)
         return events_to_wire(self._desk.events(), request.last, request.after_id)
+
+    async def ChangeHolders(  # noqa: N802
+        self, request: pb.ChangeHoldersRequest, context: Context
+    ) -> pb.ChangeHoldersReply:
+        peer = await self._admit(context, request.sender, request.cluster)
+        if self._desk.change_holders is None:
+            await self._refuse(context, peer, "no-holders", "this node holds nothing of the pool")
+        try:
+            change = HolderChange(
+                peer,
+                epoch("epoch", request.epoch),
+                text("token", request.token),
+                text("reason", request.reason),
+                request.add_bytes,
+                text("remove_unit", request.remove_unit),
+            )
+        except ClusterError as error:
+            await self._abort(context, peer, error)
+        try:
+            # A caller that hangs up must not leave it half done.
+            unit, memory_bytes = await asyncio.shield(
+                asyncio.ensure_future(self._desk.change_holders(change))
+            )
+        except KvtierError as error:
+            return pb.ChangeHoldersReply(**_refusal(error))
+        return pb.ChangeHoldersReply(unit=unit, memory_bytes=memory_bytes)
 
     async def WatchView(self, request: pb.WatchRequest, context: Context) -> None:  # noqa: N802
         peer = await self._admit(context, request.sender, request.cluster)

@@ -7,7 +7,8 @@ are refused here, so that nothing behind has to expect them.
 from __future__ import annotations
 
 import math
-from typing import Any, get_args
+from collections.abc import Sequence
+from typing import Any, TypeVar, get_args
 
 from kvtierd.cluster.election_messages import (
     AnyMessage,
@@ -21,16 +22,19 @@ from kvtierd.cluster.election_messages import (
     Request,
     Willing,
 )
-from kvtierd.cluster.hello import NodeFacts
+from kvtierd.cluster.hello import EngineFacts, HostMemory, NodeFacts, OwnRank
 from kvtierd.cluster.standing import ClusterView, PoolRank
 from kvtierd.cluster.v1 import peers_pb2 as pb
 from kvtierd.errors import ClusterError
 
 SERVICE = "kvtierd.v1.Peers"
+_T = TypeVar("_T")
 SENDER_KEY = "kvtierd-node"  # metadata: who calls, for the record when the message itself cannot be read
 MAX_MESSAGE_BYTES = 256 * 1024
 MAX_TEXT_CHARS = 2048
 MOST_RANKS = 1024  # the largest world_size
+MOST_HOLDERS = 64  # added ones, of a node
+MOST_ENGINES = 64  # of a node
 MAX_EPOCH = 2**53
 LONGEST_PERMIT_SECONDS = 60.0
 KEEPALIVE_SECONDS = 1.0  # a dead peer is found within this and the next one
@@ -254,6 +258,25 @@ def facts_to_wire(facts: NodeFacts) -> pb.NodeFacts:
         endpoint_life=facts.endpoint_life,
         survivors_missing=facts.survivors_missing,
         clean_epoch=facts.clean_epoch,
+        memory=None if facts.memory is None else _memory_to_wire(facts.memory),
+        ranks=[pb.OwnRank(rank=r.rank, unit=r.unit) for r in facts.ranks[:MOST_RANKS]],
+        engines=[
+            pb.EngineIdentity(
+                unit=e.unit, group=e.group, hash_seed=e.hash_seed, model=e.model[:MAX_TEXT_CHARS],
+                block_tokens=e.block_tokens,
+            )
+            for e in facts.engines[:MOST_ENGINES]
+        ],
+    )  # fmt: skip
+
+
+def _memory_to_wire(memory: HostMemory) -> pb.HostMemory:
+    return pb.HostMemory(
+        available_bytes=memory.available_bytes,
+        total_bytes=memory.total_bytes,
+        headroom_bytes=memory.headroom_bytes,
+        room_bytes=memory.room_bytes,
+        holders=memory.holders[:MOST_HOLDERS],
     )
 
 
@@ -278,6 +301,28 @@ def facts_from_wire(wire: pb.NodeFacts) -> NodeFacts:
         endpoint_life=text("endpoint_life", wire.endpoint_life),
         survivors_missing=wire.survivors_missing,
         clean_epoch=epoch("clean_epoch", wire.clean_epoch),
+        memory=_memory_from_wire(wire.memory) if wire.HasField("memory") else None,
+        ranks=tuple(OwnRank(r.rank, text("unit", r.unit)) for r in few("ranks", wire.ranks, MOST_RANKS)),
+        engines=tuple(
+            EngineFacts(
+                text("unit", e.unit),
+                text("group", e.group),
+                text("hash_seed", e.hash_seed) if e.HasField("hash_seed") else None,
+                text("model", e.model),
+                e.block_tokens if e.HasField("block_tokens") else None,
+            )
+            for e in few("engines", wire.engines, MOST_ENGINES)
+        ),
+    )
+
+
+def _memory_from_wire(wire: pb.HostMemory) -> HostMemory:
+    return HostMemory(
+        wire.available_bytes,
+        wire.total_bytes,
+        wire.headroom_bytes,
+        wire.room_bytes if wire.HasField("room_bytes") else None,
+        tuple(text("holder", h) for h in few("holders", wire.holders, MOST_HOLDERS)),
     )
 
 
@@ -289,6 +334,13 @@ def text(what: str, value: str) -> str:
     if len(value) > MAX_TEXT_CHARS or not value.isprintable():
         raise malformed(f"{what} is too long, or not printable")
     return value
+
+
+def few(what: str, values: Sequence[_T], most: int) -> Sequence[_T]:
+    """No more than there can be."""
+    if len(values) > most:
+        raise malformed(f"{len(values)} {what}")
+    return values
 
 
 def seconds(what: str, value: float) -> float:

@@ -141,7 +141,7 @@ class WatchRequest(_message.Message):
     def __init__(self, cluster: _Optional[str] = ..., sender: _Optional[str] = ...) -> None: ...
 
 class NodeFacts(_message.Message):
-    __slots__ = ("node", "version", "memcache_version", "hash_seed", "world_size", "protocol", "settings_digest", "role", "epoch", "master", "uptime_seconds", "endpoint_life", "survivors_missing", "clean_epoch")
+    __slots__ = ("node", "version", "memcache_version", "hash_seed", "world_size", "protocol", "settings_digest", "role", "epoch", "master", "uptime_seconds", "endpoint_life", "survivors_missing", "clean_epoch", "memory", "ranks", "engines")
     NODE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMCACHE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -156,6 +156,9 @@ class NodeFacts(_message.Message):
     ENDPOINT_LIFE_FIELD_NUMBER: _ClassVar[int]
     SURVIVORS_MISSING_FIELD_NUMBER: _ClassVar[int]
     CLEAN_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    ENGINES_FIELD_NUMBER: _ClassVar[int]
     node: str
     version: str
     memcache_version: str
@@ -170,7 +173,46 @@ class NodeFacts(_message.Message):
     endpoint_life: str
     survivors_missing: int
     clean_epoch: int
-    def __init__(self, node: _Optional[str] = ..., version: _Optional[str] = ..., memcache_version: _Optional[str] = ..., hash_seed: _Optional[str] = ..., world_size: _Optional[int] = ..., protocol: _Optional[str] = ..., settings_digest: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., endpoint_life: _Optional[str] = ..., survivors_missing: _Optional[int] = ..., clean_epoch: _Optional[int] = ...) -> None: ...
+    memory: HostMemory
+    ranks: _containers.RepeatedCompositeFieldContainer[OwnRank]
+    engines: _containers.RepeatedCompositeFieldContainer[EngineIdentity]
+    def __init__(self, node: _Optional[str] = ..., version: _Optional[str] = ..., memcache_version: _Optional[str] = ..., hash_seed: _Optional[str] = ..., world_size: _Optional[int] = ..., protocol: _Optional[str] = ..., settings_digest: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., endpoint_life: _Optional[str] = ..., survivors_missing: _Optional[int] = ..., clean_epoch: _Optional[int] = ..., memory: _Optional[_Union[HostMemory, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[OwnRank, _Mapping]]] = ..., engines: _Optional[_Iterable[_Union[EngineIdentity, _Mapping]]] = ...) -> None: ...
+
+class HostMemory(_message.Message):
+    __slots__ = ("available_bytes", "total_bytes", "headroom_bytes", "room_bytes", "holders")
+    AVAILABLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HEADROOM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ROOM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOLDERS_FIELD_NUMBER: _ClassVar[int]
+    available_bytes: int
+    total_bytes: int
+    headroom_bytes: int
+    room_bytes: int
+    holders: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, available_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., headroom_bytes: _Optional[int] = ..., room_bytes: _Optional[int] = ..., holders: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class OwnRank(_message.Message):
+    __slots__ = ("rank", "unit")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    unit: str
+    def __init__(self, rank: _Optional[int] = ..., unit: _Optional[str] = ...) -> None: ...
+
+class EngineIdentity(_message.Message):
+    __slots__ = ("unit", "group", "hash_seed", "model", "block_tokens")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    HASH_SEED_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    group: str
+    hash_seed: str
+    model: str
+    block_tokens: int
+    def __init__(self, unit: _Optional[str] = ..., group: _Optional[str] = ..., hash_seed: _Optional[str] = ..., model: _Optional[str] = ..., block_tokens: _Optional[int] = ...) -> None: ...
 
 class HelloRequest(_message.Message):
     __slots__ = ("cluster", "facts", "view")
@@ -275,3 +317,37 @@ class PeerEvent(_message.Message):
     unit: str
     message: str
     def __init__(self, id: _Optional[int] = ..., at_unix_seconds: _Optional[float] = ..., severity: _Optional[str] = ..., kind: _Optional[str] = ..., unit: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
+
+class ChangeHoldersRequest(_message.Message):
+    __slots__ = ("cluster", "sender", "epoch", "token", "reason", "add_bytes", "remove_unit")
+    CLUSTER_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ADD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    REMOVE_UNIT_FIELD_NUMBER: _ClassVar[int]
+    cluster: str
+    sender: str
+    epoch: int
+    token: str
+    reason: str
+    add_bytes: int
+    remove_unit: str
+    def __init__(self, cluster: _Optional[str] = ..., sender: _Optional[str] = ..., epoch: _Optional[int] = ..., token: _Optional[str] = ..., reason: _Optional[str] = ..., add_bytes: _Optional[int] = ..., remove_unit: _Optional[str] = ...) -> None: ...
+
+class ChangeHoldersReply(_message.Message):
+    __slots__ = ("code", "problem", "why", "hint", "unit", "memory_bytes")
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    PROBLEM_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    HINT_FIELD_NUMBER: _ClassVar[int]
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    code: str
+    problem: str
+    why: str
+    hint: str
+    unit: str
+    memory_bytes: int
+    def __init__(self, code: _Optional[str] = ..., problem: _Optional[str] = ..., why: _Optional[str] = ..., hint: _Optional[str] = ..., unit: _Optional[str] = ..., memory_bytes: _Optional[int] = ...) -> None: ...

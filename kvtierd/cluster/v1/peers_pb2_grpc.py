@@ -64,6 +64,11 @@ class PeersStub:
                 request_serializer=kvtierd_dot_v1_dot_peers__pb2.PeerEventsRequest.SerializeToString,
                 response_deserializer=kvtierd_dot_v1_dot_peers__pb2.PeerEventsReply.FromString,
                 _registered_method=True)
+        self.ChangeHolders = channel.unary_unary(
+                '/kvtierd.v1.Peers/ChangeHolders',
+                request_serializer=kvtierd_dot_v1_dot_peers__pb2.ChangeHoldersRequest.SerializeToString,
+                response_deserializer=kvtierd_dot_v1_dot_peers__pb2.ChangeHoldersReply.FromString,
+                _registered_method=True)
 
 
 class PeersServicer:
@@ -111,6 +116,13 @@ class PeersServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeHolders(self, request, context):
+        """The master has a pool holder added or removed on the node. The reply comes when it is there, or gone, or could not be.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_PeersServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,6 +155,11 @@ def add_PeersServicer_to_server(servicer, server):
                     servicer.Events,
                     request_deserializer=kvtierd_dot_v1_dot_peers__pb2.PeerEventsRequest.FromString,
                     response_serializer=kvtierd_dot_v1_dot_peers__pb2.PeerEventsReply.SerializeToString,
+            ),
+            'ChangeHolders': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeHolders,
+                    request_deserializer=kvtierd_dot_v1_dot_peers__pb2.ChangeHoldersRequest.FromString,
+                    response_serializer=kvtierd_dot_v1_dot_peers__pb2.ChangeHoldersReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -307,6 +324,33 @@ class Peers:
             '/kvtierd.v1.Peers/Events',
             kvtierd_dot_v1_dot_peers__pb2.PeerEventsRequest.SerializeToString,
             kvtierd_dot_v1_dot_peers__pb2.PeerEventsReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeHolders(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtierd.v1.Peers/ChangeHolders',
+            kvtierd_dot_v1_dot_peers__pb2.ChangeHoldersRequest.SerializeToString,
+            kvtierd_dot_v1_dot_peers__pb2.ChangeHoldersReply.FromString,
             options,
             channel_credentials,
             insecure,

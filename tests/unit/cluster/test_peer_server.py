@@ -488,3 +488,34 @@ async def test_a_port_that_is_taken_is_an_error_that_names_the_settings(plain):
         assert "port" in raised.value.hint
     finally:
         await second.close()
+
+
+async def test_a_master_has_a_pool_holder_added_or_removed(secure):
+    asked = []
+
+    async def change_holders(change):
+        asked.append(change)
+        if change.remove_unit == "kvtier-engine-e":
+            raise ClusterError("that is no added pool holder", code="act.not-added")
+        return change.remove_unit or "kvtier-pool-added-0", change.add_bytes or 64
+
+    other = secure.link_of("b")
+    with pytest.raises(ClusterError):
+        await other.change_holders(4, "t1", "the pool is too small", 5.0, add_bytes=1 << 40)
+    secure.network.desk.change_holders = change_holders
+    assert await other.change_holders(4, "t1", "too small", 5.0, add_bytes=1 << 40) == (
+        "kvtier-pool-added-0",
+        1 << 40,
+    )
+    assert await other.change_holders(4, "t2", "idle", 5.0, remove_unit="kvtier-pool-added-0") == (
+        "kvtier-pool-added-0",
+        64,
+    )
+    with pytest.raises(ClusterError, match="no added pool holder") as caught:
+        await other.change_holders(4, "t3", "x", 5.0, remove_unit="kvtier-engine-e")
+    assert caught.value.stable_code == "act.not-added"
+    assert [(c.sender, c.epoch, c.token, c.add_bytes, c.remove_unit) for c in asked] == [
+        ("b", 4, "t1", 1 << 40, ""),
+        ("b", 4, "t2", 0, "kvtier-pool-added-0"),
+        ("b", 4, "t3", 0, "kvtier-engine-e"),
+    ]

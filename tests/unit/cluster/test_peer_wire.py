@@ -1,5 +1,6 @@
 """Messages there and back, and those that no kvtierd would send."""
 
+import dataclasses
 import math
 
 import pytest
@@ -16,7 +17,7 @@ from kvtierd.cluster.election_messages import (
     Request,
     Willing,
 )
-from kvtierd.cluster.hello import NodeFacts
+from kvtierd.cluster.hello import EngineFacts, HostMemory, NodeFacts, OwnRank
 from kvtierd.cluster.peer_wire import (
     MAX_EPOCH,
     election_from_wire,
@@ -117,6 +118,23 @@ def test_views_that_no_kvtierd_would_send_are_refused(wire):
 def test_facts_there_and_back():
     facts = NodeFacts("a", "0.2", "1.3", "0", 16, "host_tcp", "abc", "master", 9, "a", 12.5, "4711", 2, 8)
     assert facts_from_wire(facts_to_wire(facts)) == facts
+    more = dataclasses.replace(
+        facts,
+        memory=HostMemory(10, 20, 5, 3, ("kvtier-pool-added-0",)),
+        ranks=(OwnRank(0, "kvtier-pool-0"), OwnRank(7, "kvtier-engine-e")),
+        engines=(EngineFacts("kvtier-engine-e", "g", "0", "qwen", 128), EngineFacts("kvtier-engine-f")),
+    )
+    assert facts_from_wire(facts_to_wire(more)) == more
+    unknown = dataclasses.replace(more, memory=HostMemory(), engines=(EngineFacts("e", hash_seed=""),))
+    assert facts_from_wire(facts_to_wire(unknown)) == unknown, "not known, not set and 0 stay three things"
+    for many in (
+        {"ranks": [pb.OwnRank()] * 1025},
+        {"engines": [pb.EngineIdentity()] * 65},
+        {"memory": pb.HostMemory(holders=["x"] * 65)},
+        {"engines": [pb.EngineIdentity(model="\x1b[2J")]},
+    ):
+        with pytest.raises(ClusterError, match="malformed"):
+            facts_from_wire(pb.NodeFacts(node="a", **many))
     with pytest.raises(ClusterError, match="malformed"):
         facts_from_wire(pb.NodeFacts(node="a", uptime_seconds=-1))
 
