@@ -501,18 +501,18 @@ async def test_a_master_has_a_pool_holder_added_or_removed(secure):
 
     other = secure.link_of("b")
     with pytest.raises(ClusterError):
-        await other.change_holders(4, "t1", "the pool is too small", 5.0, add_bytes=1 << 40)
+        await other.change_holders("a", 4, "t1", "the pool is too small", 5.0, add_bytes=1 << 40)
     secure.network.desk.change_holders = change_holders
-    assert await other.change_holders(4, "t1", "too small", 5.0, add_bytes=1 << 40) == (
+    assert await other.change_holders("a", 4, "t1", "too small", 5.0, add_bytes=1 << 40) == (
         "kvtier-pool-added-0",
         1 << 40,
     )
-    assert await other.change_holders(4, "t2", "idle", 5.0, remove_unit="kvtier-pool-added-0") == (
+    assert await other.change_holders("a", 4, "t2", "idle", 5.0, remove_unit="kvtier-pool-added-0") == (
         "kvtier-pool-added-0",
         64,
     )
     with pytest.raises(ClusterError, match="no added pool holder") as caught:
-        await other.change_holders(4, "t3", "x", 5.0, remove_unit="kvtier-engine-e")
+        await other.change_holders("a", 4, "t3", "x", 5.0, remove_unit="kvtier-engine-e")
     assert caught.value.stable_code == "act.not-added"
     assert [(c.sender, c.epoch, c.token, c.add_bytes, c.remove_unit) for c in asked] == [
         ("b", 4, "t1", 1 << 40, ""),
