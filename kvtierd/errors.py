@@ -115,6 +115,12 @@ class ClusterError(KvtierError):
     code = "cluster"
 
 
+class ActionError(KvtierError):
+    """An action of the policy could not be carried out, or did not have its effect."""
+
+    code = "act"
+
+
 class StateError(KvtierError):
     """The state directory cannot be used (locked, full, damaged)."""
 

@@ -1,0 +1,321 @@
+"""Carries proposals out: a precondition, a bounded time, a look whether it worked, and the way back when it did not.
+
+Every action is written down before it begins and when it has ended. What verifies it is the next pictures, not the answer
+of the call: a pool that did not grow has not grown, whatever was answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Literal, Protocol
+
+from kvtierd.act.hands import Hands, UnitNow
+from kvtierd.act.holders import Holders
+from kvtierd.decide.proposals import (
+    AddHolder,
+    AttachL3,
+    DetachL3,
+    Proposal,
+    Purge,
+    Rebalance,
+    RemoveHolder,
+    RestartUnit,
+    SetThresholds,
+)
+from kvtierd.errors import ActionError, KvtierError
+from kvtierd.observe.picture import Picture, PoolPicture
+from kvtierd.plan.adjustments import Adjustments
+from kvtierd.quantities import format_size
+
+State = Literal["done", "failed", "undone", "half-done"]
+
+LIVE_SECONDS = 20.0  # MemCache reads its thresholds every 5 s, and a look at it is some seconds old
+CAPACITY_SECONDS = 60.0  # until the MetaService tells of a segment that has come or gone
+RESTART_SECONDS = 1800.0  # an engine loads for many minutes
+POLL_SECONDS = 0.25
+NEARLY = 0.9  # of a holder's memory, by which the capacity must have changed
+EMPTY_KEYS = 0.1  # of the keys before, which may be there again after a purge
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an action ended. ``done``: and seen to work; ``undone``: all is as before; ``half-done``: see the text."""
+
+    state: State
+    text: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether it was done and seen to work."""
+        return self.state == "done"
+
+
+class Record(Protocol):
+    """What is written down of an action; the journal does."""
+
+    def begin(self, proposal: Proposal, precondition: str) -> int:
+        """It is about to begin; its number."""
+        ...
+
+    def end(self, entry: int, state: State, text: str) -> None:
+        """It has ended."""
+        ...
+
+
+class HalfDoneError(ActionError):
+    """Part of it is done and stays so."""
+
+    code = "act.half-done"
+
+
+class UndoneError(ActionError):
+    """It did not work, and all is as before."""
+
+    code = "act.undone"
+
+
+class Executor:
+    """One node's. ``carry_out`` never raises for an action that did not work.
+
+    Args:
+        hands: The node.
+        holders: Its added pool holders.
+        record: Where it is written down.
+        deadline_seconds: Of one action.
+    """
+
+    def __init__(
+        self, hands: Hands, holders: Holders, record: Record, *, deadline_seconds: float = 900.0
+    ) -> None:
+        self._hands = hands
+        self._holders = holders
+        self._record = record
+        self.deadline_seconds = deadline_seconds
+
+    async def carry_out(self, proposal: Proposal) -> Outcome:
+        """Does it and looks whether it worked."""
+        precondition = _precondition(self._hands.picture(), self._hands.adjustments())
+        entry = self._record.begin(proposal, precondition)
+        seconds = RESTART_SECONDS if isinstance(proposal.action, RestartUnit) else self.deadline_seconds
+        try:
+            async with asyncio.timeout(seconds):
+                text = await self._do(proposal)
+            outcome = Outcome("done", text)
+        except UndoneError as error:
+            outcome = Outcome("undone", _told(error))
+        except HalfDoneError as error:
+            outcome = Outcome("half-done", _told(error))
+        except (KvtierError, OSError) as error:
+            outcome = Outcome("failed", _told(error))
+        except TimeoutError:
+            outcome = Outcome("half-done", f"it did not end within {seconds:.0f} s")
+        except asyncio.CancelledError:
+            self._record.end(entry, "half-done", "kvtierd was stopped meanwhile")
+            raise
+        self._record.end(entry, outcome.state, outcome.text)
+        return outcome
+
+    async def _do(self, proposal: Proposal) -> str:
+        action = proposal.action
+        match action:
+            case SetThresholds():
+                return await self._set_thresholds(action)
+            case AddHolder():
+                return await self._add(action, proposal)
+            case RemoveHolder():
+                return await self._remove(action, proposal)
+            case Rebalance():
+                return await self._rebalance(action, proposal)
+            case RestartUnit():
+                return await self._restart(action, proposal.reason)
+            case DetachL3():
+                return await self._hands.switch_l3(action.engine, on=False)
+            case AttachL3():
+                return await self._hands.switch_l3(action.engine, on=True)
+            case Purge():
+                return await self._purge()
+            case _:
+                raise ActionError(f"{action!r} is nothing to carry out", code="act.advice")
+
+    # -- thresholds
+
+    async def _set_thresholds(self, wanted: SetThresholds) -> str:
+        before = self._hands.adjustments()
+        high, low = wanted.high_percent, wanted.low_percent
+        if not 0 < low < high < 100:
+            raise ActionError(f"{high}/{low} are no thresholds", code="act.thresholds")
+        seen = self._pool()
+        await self._hands.adjust(lambda a: a.model_copy(update={"evict_high": high, "evict_low": low}))
+        # A value that MemCache does not take is an error in its log, and then kills its next start.
+        refused = await self._until(lambda pool: _refusals(pool) > _refusals(seen), LIVE_SECONDS, after=seen)
+        if refused is not None:
+            back = {"evict_high": before.evict_high, "evict_low": before.evict_low}
+            await self._hands.adjust(lambda a: a.model_copy(update=back))
+            raise UndoneError(f"the MetaService refused the thresholds {high}/{low}")
+        pool = self._pool()
+        use = _use_percent(pool)
+        if use is None or pool is None or seen is None:
+            return f"written; that they are in force cannot be seen: the use of the pool is not known ({high}/{low})"
+        if use > high + 1:
+            # It should evict now. Undone: what does not work must not stand in the file as if it did.
+            back = {"evict_high": before.evict_high, "evict_low": before.evict_low}
+            await self._hands.adjust(lambda a: a.model_copy(update=back))
+            raise UndoneError(f"the pool is still {use:.0f} % full {LIVE_SECONDS:.0f} s after {high}/{low}")
+        was = _use_percent(seen)
+        if was is not None and was > high:
+            return f"in force: the pool has gone from {was:.0f} to {use:.0f} % of use"
+        return f"written; at {use:.0f} % of use nothing shows yet that {high}/{low} are in force"
+
+    # -- pool holders
+
+    async def _add(self, action: AddHolder, proposal: Proposal) -> str:
+        before = self._pool()
+        unit, memory_bytes = await self._add_on(action, proposal)
+        if before is None or before.capacity_bytes is None:
+            return f"{unit} holds {format_size(memory_bytes)}; the pool's capacity cannot be seen from here"
+        wanted = before.capacity_bytes + int(memory_bytes * NEARLY)
+        grown = await self._until(
+            lambda pool: (pool.capacity_bytes or 0) >= wanted, CAPACITY_SECONDS, after=before
+        )
+        if grown is None:
+            await self._remove_on(RemoveHolder(action.node, unit, memory_bytes), proposal)
+            raise UndoneError(
+                f"the pool did not grow within {CAPACITY_SECONDS:.0f} s though {unit} said it was ready; it was removed"
+            )
+        return f"{unit} on {action.node} holds {format_size(memory_bytes)}; the pool has {_size(grown)}"
+
+    async def _remove(self, action: RemoveHolder, proposal: Proposal) -> str:
+        before = self._pool()
+        unit, memory_bytes = await self._remove_on(action, proposal)
+        if before is None or before.capacity_bytes is None:
+            return f"{unit} is gone; the pool's capacity cannot be seen from here"
+        wanted = before.capacity_bytes - int(memory_bytes * NEARLY)
+        smaller = await self._until(
+            lambda pool: pool.capacity_bytes is not None and pool.capacity_bytes <= wanted,
+            CAPACITY_SECONDS,
+            after=before,
+        )
+        if smaller is None:
+            raise HalfDoneError(f"{unit} is gone, but the MetaService still counts its memory")
+        return f"{unit} on {action.node} is gone; the pool has {_size(smaller)}"
+
+    async def _rebalance(self, action: Rebalance, proposal: Proposal) -> str:
+        added = await self._add(action.add, proposal)
+        try:
+            removed = await self._remove(action.remove, proposal)
+        except KvtierError as error:
+            raise HalfDoneError(f"{added}; but {action.remove.unit} is still there: {_told(error)}") from None
+        return f"{added}; {removed}"
+
+    async def _add_on(self, action: AddHolder, proposal: Proposal) -> tuple[str, int]:
+        if action.node == self._hands.node:
+            try:
+                return await self._holders.add(action.bytes)
+            except KvtierError as error:
+                raise UndoneError(_told(error)) from error
+        return await self._hands.holder_elsewhere(
+            action.node, f"add-{proposal.id}", proposal.reason, add_bytes=action.bytes
+        )
+
+    async def _remove_on(self, action: RemoveHolder, proposal: Proposal) -> tuple[str, int]:
+        if action.node == self._hands.node:
+            return await self._holders.remove(action.unit)
+        return await self._hands.holder_elsewhere(
+            action.node, f"remove-{proposal.id}", proposal.reason, remove_unit=action.unit
+        )
+
+    # -- units
+
+    async def _restart(self, action: RestartUnit, reason: str) -> str:
+        before = self._hands.unit(action.unit)
+        if before is None:
+            raise ActionError(f"there is no unit {action.unit}", code="act.no-unit")
+        if action.drained or action.rolling:
+            await self._hands.roll_engine(action.unit, reason)
+        else:
+            await self._hands.restart_unit(action.unit, reason)
+        began = time.monotonic()
+        while True:
+            now = self._hands.unit(action.unit)
+            if now is not None and now.instance not in {None, before.instance} and now.state == "ready":
+                return f"{action.unit} is ready again after {time.monotonic() - began:.0f} s"
+            if now is None or now.state == "failed":
+                raise HalfDoneError(f"{action.unit} does not come back: {_reason(now)}")
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _purge(self) -> str:
+        before = self._pool()
+        seconds = await self._hands.purge()
+        if before is None or before.stored_keys is None:
+            return f"the pool was emptied ({seconds:.1f} s)"
+        most = int(before.stored_keys * EMPTY_KEYS)
+        empty = await self._until(
+            lambda pool: pool.stored_keys is not None and pool.stored_keys <= most,
+            CAPACITY_SECONDS,
+            after=before,
+        )
+        if empty is None:
+            raise HalfDoneError("the purge ended, but most keys are there again")
+        return f"the pool was emptied ({seconds:.1f} s); {before.stored_keys} keys before"
+
+    # -- looking
+
+    def _pool(self) -> PoolPicture | None:
+        picture = self._hands.picture()
+        return picture.pool if picture is not None else None
+
+    async def _until(
+        self, condition: Callable[[PoolPicture], bool], seconds: float, *, after: PoolPicture | None
+    ) -> PoolPicture | None:
+        """A look at the pool, later than ``after``, at which this holds; ``None``: none within the time."""
+        deadline = time.monotonic() + seconds
+        since = after.at_seconds if after is not None else float("-inf")
+        while True:
+            pool = self._pool()
+            if pool is not None and pool.at_seconds > since and condition(pool):
+                return pool
+            if time.monotonic() >= deadline:
+                return None
+            await asyncio.sleep(POLL_SECONDS)
+
+
+def _precondition(picture: Picture | None, adjustments: Adjustments) -> str:
+    """What was the case before, for whoever reads the journal and wants to take something back."""
+    pool = picture.pool if picture is not None else None
+    parts = []
+    if pool is not None:
+        parts.append(
+            f"pool {_size(pool)}, {_use_percent(pool) or 0:.0f} % used, evicts at"
+            f" {pool.evict_high_percent}/{pool.evict_low_percent} %"
+        )
+    if adjustments.holders:
+        parts.append(f"added holders {', '.join(h.name for h in adjustments.holders)}")
+    return "; ".join(parts)
+
+
+def _size(pool: PoolPicture) -> str:
+    return format_size(pool.capacity_bytes) if pool.capacity_bytes is not None else "an unknown capacity"
+
+
+def _use_percent(pool: PoolPicture | None) -> float | None:
+    if pool is None or not pool.capacity_bytes or pool.used_bytes is None:
+        return None
+    return 100.0 * pool.used_bytes / pool.capacity_bytes
+
+
+def _refusals(pool: PoolPicture | None) -> int:
+    """How many values of its configuration the MetaService has refused, by its log."""
+    return pool.log_errors.get("config", 0) if pool is not None else 0
+
+
+def _reason(now: UnitNow | None) -> str:
+    return f"it is {now.state}: {now.reason}" if now is not None else "it is not there any more"
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, KvtierError):
+        return f"{error.message}{f' ({error.why})' if error.why else ''}"
+    return str(error)
