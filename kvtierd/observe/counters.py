@@ -1,8 +1,8 @@
 """PURE: counters that go on over a restart of their source, and what they did in the last minute, five, and hour.
 
 A source counts from its own start. What is kept here goes on from what was: a restart is seen by a changed instance, or
-by a fall. Sources lie (a sum read while it changes, a proxy's error page, a driver that parsed nonsense), so a value that is no count
-is set aside and flagged, and so is a fall that is no restart.
+by a fall. Sources lie (a sum read while it changes, a driver that parsed nonsense), so a value that is no count is set
+aside and flagged, and so is a fall that is no restart.
 """
 
 from __future__ import annotations
