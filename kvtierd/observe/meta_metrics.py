@@ -94,8 +94,8 @@ def read_meta_metrics(text: str) -> MetaMetrics:
         text: The body, in Prometheus' text format.
 
     Raises:
-        MemcacheError: (``memcache.metrics``) it is longer than 8 MiB of characters, or there is no metric of MemCache's: a web page,
-            another service, an empty answer.
+        MemcacheError: (``memcache.metrics``) it has more than 8 Mi characters, or there is no metric of MemCache's: a web
+            page, another service, an empty answer.
     """
     if len(text) > MOST_CHARS:
         raise _unreadable(f"they have {len(text)} characters; the limit is {MOST_CHARS}")

@@ -157,6 +157,18 @@ class NumaPicture:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class NpuPicture:
+    """One die. ``health`` is npu-smi's word ("OK", "Warning", "Alarm", ...); ``None``: unknown."""
+
+    device: int
+    card: int
+    name: str = ""
+    health: str | None = None
+    hbm_total_bytes: int | None = None
+    hbm_used_bytes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class HostPicture:
     """A host's memory.
 
@@ -170,6 +182,9 @@ class HostPicture:
         shm_free_bytes: Room in /dev/shm.
         holders: Pool holders that were added beside the plan, by unit id.
         room_bytes: What one more pool holder could take there; ``None``: unknown.
+        npus: Its dies, as npu-smi listed them; empty where there are none, and while they are unknown.
+        npus_at_seconds: When that was; ``None``: never.
+        npu_problem: What was wrong with npu-smi's last answer; "" for nothing.
     """
 
     node: str
@@ -181,6 +196,9 @@ class HostPicture:
     shm_free_bytes: int | None = None
     holders: tuple[str, ...] = ()
     room_bytes: int | None = None
+    npus: tuple[NpuPicture, ...] = ()
+    npus_at_seconds: float | None = None
+    npu_problem: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

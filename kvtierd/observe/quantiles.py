@@ -31,6 +31,6 @@ def quantile(buckets: Mapping[float, float], share: float) -> float | None:
             if bound == math.inf:
                 return lower
             start = min(lower, bound)
-            return start + (bound - start) * max(0.0, wanted - before) / (count - before)
+            return min(bound, start + (bound - start) * max(0.0, wanted - before) / (count - before))
         lower, before = bound, count
     return bounds[-1] if bounds[-1] != math.inf else lower
