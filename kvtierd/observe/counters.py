@@ -10,7 +10,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from kvtierd.observe.picture import WINDOWS_SECONDS
@@ -20,6 +20,8 @@ MOST_COUNT = 2.0**53
 MOST_NAMES = 512
 POINTS = 60
 """How finely a window is kept: 1 s in a minute, a minute in an hour."""
+LATE_SECONDS = 10.0
+"""A counter that is born with what it counts counts from zero if it appears so much later than its source did."""
 _STRETCH = 1.5
 """A window may reach back so many times its length before it is no window of this length any more."""
 _MOST_FLAGS = 64
@@ -82,8 +84,9 @@ class Counters:
     def __init__(self, windows_seconds: tuple[int, ...] = WINDOWS_SECONDS) -> None:
         self._counters: dict[str, _Lifted] = {}
         self._instance: str | None = None
-        self._at_seconds = -math.inf
+        self._at_seconds = self._began_seconds = -math.inf
         self._rings = {window: _Ring(window) for window in windows_seconds}
+        self._late: set[str] = set()
         self._flags: collections.OrderedDict[str, None] = collections.OrderedDict()
         self.flagged = 0
 
@@ -102,13 +105,21 @@ class Counters:
         counter = self._counters.get(name)
         return None if counter is None else round(counter.total)
 
-    def take(self, at_seconds: float, instance: str | None, values: Mapping[str, object]) -> dict[str, float]:
+    def take(
+        self,
+        at_seconds: float,
+        instance: str | None,
+        values: Mapping[str, object],
+        *,
+        born_late: Collection[str] = (),
+    ) -> dict[str, float]:
         """One look at the source.
 
         Args:
             at_seconds: When, by a monotonic clock. A look that is not newer than the last one is left out.
             instance: The source's run; ``None``: unknown, then only a fall tells of a restart.
             values: What it says. ``None`` is unknown and nothing more; anything else that is no count is flagged.
+            born_late: Counters that a source does not have until they count for the first time.
 
         Returns:
             By how much each counter grew since the look before; without those seen for the first time.
@@ -120,6 +131,8 @@ class Counters:
         restarted = instance is not None and self._instance is not None and instance != self._instance
         if instance is not None:
             self._instance = instance
+        if restarted or self._at_seconds == -math.inf:
+            self._began_seconds = at_seconds
         self._at_seconds = at_seconds
         grown: dict[str, float] = {}
         seen: dict[str, float] = {}
@@ -136,6 +149,9 @@ class Counters:
                     self._flag("names", f"more than {MOST_NAMES}: the rest is left out")
                     continue
                 counter = self._counters[name] = _Lifted(raw)
+                if name in born_late and at_seconds - self._began_seconds >= LATE_SECONDS:
+                    grown[name] = counter.total = raw
+                    self._late.add(name)
             else:
                 before = counter.total
                 problem = counter.take(raw, restarted=restarted)
@@ -164,9 +180,9 @@ class Counters:
         first, last = ends
         grown = {
             # An undone restart can take back what was counted before the window began.
-            name: max(0.0, total - first.totals[name])
+            name: max(0.0, total - first.totals.get(name, 0.0))
             for name, total in last.totals.items()
-            if name in first.totals
+            if name in first.totals or name in self._late
         }
         return Change(last.at_seconds - first.at_seconds, grown)
 

@@ -1,0 +1,1 @@
+"""PURE: from the picture to metric families."""

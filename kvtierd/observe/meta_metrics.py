@@ -20,7 +20,7 @@ from kvtierd.plan.samples import only_samples
 
 PREFIX: Final = "memcache_"
 MOST_SEGMENTS: Final = 4096
-MOST_CHARS: Final = 8 * 1024**2
+MOST_CHARS: Final = 2 * 1024**2
 _MOST_PROBLEMS: Final = 8
 _SHOWN_CHARS: Final = 120
 
@@ -94,7 +94,7 @@ def read_meta_metrics(text: str) -> MetaMetrics:
         text: The body, in Prometheus' text format.
 
     Raises:
-        MemcacheError: (``memcache.metrics``) it has more than 8 Mi characters, or there is no metric of MemCache's: a web
+        MemcacheError: (``memcache.metrics``) it has more than 2 Mi characters, or there is no metric of MemCache's: a web
             page, another service, an empty answer.
     """
     if len(text) > MOST_CHARS:

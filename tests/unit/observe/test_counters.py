@@ -132,6 +132,22 @@ def test_a_counter_that_appears_in_the_window_is_unknown_in_it():
     assert change.whole("late") is None
 
 
+def test_a_counter_that_is_born_with_its_first_count_counts_from_zero():
+    counters = Counters((60,))
+    for second in range(100):
+        values = {"n": second} | ({"fails": 3} if second > 40 else {})
+        counters.take(second, "a", values, born_late={"fails"})
+    assert counters.total("fails") == 3
+    assert counters.over(60, 99).whole("fails") == 3
+
+
+def test_one_that_is_there_nearly_from_the_beginning_was_there_before():
+    counters = Counters((60,))
+    counters.take(0, "a", {"n": 1}, born_late={"fails"})
+    counters.take(5, "a", {"n": 1, "fails": 3}, born_late={"fails"})
+    assert counters.total("fails") == 0
+
+
 def test_memory_is_bounded_by_points_and_names():
     counters = Counters((60, 300, 3600))
     for step in range(100_000):
