@@ -86,7 +86,9 @@ async def test_one_step_brings_it_all_together(host, clock, tmp_path):
     meta = Meta()
     log = tmp_path / "mmc-meta.log"
     log.write_text("")
-    look = EngineLook("kvtier-engine-e", instance="1", observation=EngineObservation(waiting=2), at_seconds=1000.0)
+    look = EngineLook(
+        "kvtier-engine-e", instance="1", observation=EngineObservation(waiting=2), at_seconds=1000.0
+    )
     async with meta.serve() as url:
         observer = Observer(
             sources(
@@ -232,7 +234,9 @@ async def test_the_state_of_the_pool_has_the_age_of_its_answer(host, clock):
 async def test_the_log_is_followed_over_a_restart_of_kvtierd(host, clock, tmp_path):
     log = tmp_path / "logs" / "mmc-meta.log"
     log.parent.mkdir()
-    line = "2026-11-30 08:45:29.619888 2 info [MMC x.cpp:304 F] Evicted 5 keys from DRAM. Candidate count: 9.\n"
+    line = (
+        "2026-11-30 08:45:29.619888 2 info [MMC x.cpp:304 F] Evicted 5 keys from DRAM. Candidate count: 9.\n"
+    )
     log.write_text(line)
 
     def make():
