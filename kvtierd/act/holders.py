@@ -12,7 +12,9 @@ from kvtierd.plan.adjustments import ADDED, AddedHolder, Adjustments
 from kvtierd.plan.units import pool_id
 from kvtierd.quantities import format_size
 
-JOIN_SECONDS = 360.0  # registering hundreds of GiB takes its time on hardware; the unit's own deadline is 300 s
+JOIN_SECONDS = (
+    360.0  # registering hundreds of GiB takes its time on hardware; the unit's own deadline is 300 s
+)
 POLL_SECONDS = 0.1
 
 

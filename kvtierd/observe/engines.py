@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
+from kvtierd.cluster.clock import boottime_seconds
 from kvtierd.errors import KvtierError
 from kvtierd.foreign import ForeignCalls, told_of
 from kvtierd.observe.tiers import Sample
@@ -64,7 +65,7 @@ class EngineObserver:
         except Exception as error:  # noqa: BLE001 - foreign code: anything may come out of it
             self.problems[target.unit_id] = f"its driver cannot read its metrics: {told_of(error)}"
         else:
-            self.samples[target.unit_id] = Sample(time.time(), observation)
+            self.samples[target.unit_id] = Sample(time.time(), observation, boottime_seconds())
             self.problems.pop(target.unit_id, None)
 
     async def _read(self, target: Target, text: str) -> EngineObservation:

@@ -43,6 +43,13 @@ def merged(older: EngineObservation, newer: EngineObservation) -> EngineObservat
     return older.model_copy(update=newer.model_dump(exclude_none=True))
 
 
+def _told_too(older: EngineObservation, newer: EngineObservation) -> EngineObservation:
+    """What lines told so far; failed loads are told one at a time, so they are added up."""
+    joined = merged(older, newer)
+    counts = [o.failed_loads for o in (older, newer) if o.failed_loads is not None]
+    return joined.model_copy(update={"failed_loads": sum(counts)}) if len(counts) > 1 else joined
+
+
 class LineObserver:
     """Follows the output of running engines; ``readings`` holds what their lines said so far, of the current run."""
 
@@ -96,7 +103,9 @@ class LineObserver:
                     record.fault = f"its driver is not asked any more to read its output: {error.message}"
                 else:
                     if said is not None:
-                        self.readings[unit_id] = merged(self.readings.get(unit_id, EngineObservation()), said)
+                        self.readings[unit_id] = _told_too(
+                            self.readings.get(unit_id, EngineObservation()), said
+                        )
                 told = record.fault or record.error
                 if told is not None:
                     self.problems[unit_id] = told
@@ -169,7 +178,7 @@ def _read_batch(driver: EngineDriver, batch: list[str], record: _Record) -> Engi
             record.error = f"its driver cannot read a line of its output: {told_of(error)}"
         else:
             if said is not None:
-                together = said if together is None else merged(together, said)
+                together = said if together is None else _told_too(together, said)
         record.slow += time.thread_time() - started > SLOW_SECONDS
         if record.errors >= MOST_ERRORS or record.slow >= MOST_SLOW:
             fault = "fails" if record.errors >= MOST_ERRORS else "is too slow"

@@ -82,6 +82,12 @@ class PoolPicture:
         evict_low_percent: Eviction ends below.
         windows: Window in seconds -> figures. A window that is not full yet is not there.
         hung_seconds: For how long it has run without answering; 0 when it answers.
+        totals: What its counters counted since the first look (lifted), by ``meta_metrics.COUNTERS``.
+        log_errors: Lines of the level error in its log, by ``meta_log.ERROR_KINDS``; empty when the log is not followed.
+        log_evictions: Lines in its log that tell of an eviction; ``None`` when the log is not followed.
+        metrics_at_seconds: When its metrics were read last; ``None``: never in this run.
+        problem: Why they cannot be read; "" when they can.
+        flagged: Values that could not be what it says they are; they were left out.
     """
 
     at_seconds: float
@@ -95,6 +101,12 @@ class PoolPicture:
     evict_low_percent: int | None = None
     windows: Mapping[int, PoolWindow] = dataclasses.field(default_factory=dict)
     hung_seconds: float = 0.0
+    totals: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    log_errors: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    log_evictions: int | None = None
+    metrics_at_seconds: float | None = None
+    problem: str = ""
+    flagged: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -123,6 +135,11 @@ class EnginePicture:
         since_hit_seconds: Tier -> since when it has had no hit; absent: never had one.
         l2_capacity_bytes: Host memory that its L2 takes, where the plan knows it.
         waiting: Requests that wait.
+        running: Requests that are worked on.
+        l1_used_ratio: Share of L1 in use, 0 to 1.
+        l1_capacity_tokens: Room of L1.
+        totals: Tier -> figures since the first look (lifted).
+        flagged: Values that could not be what it says they are; they were left out.
     """
 
     unit: str
@@ -146,6 +163,11 @@ class EnginePicture:
     since_hit_seconds: Mapping[Tier, float] = dataclasses.field(default_factory=dict)
     l2_capacity_bytes: int | None = None
     waiting: int | None = None
+    running: int | None = None
+    l1_used_ratio: float | None = None
+    l1_capacity_tokens: int | None = None
+    totals: Mapping[Tier, TierWindow] = dataclasses.field(default_factory=dict)
+    flagged: int = 0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -170,6 +192,18 @@ class NumaPicture:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
+class NpuPicture:
+    """One die. ``health`` is npu-smi's word ("OK", "Warning", "Alarm", ...); ``None``: unknown."""
+
+    device: int
+    card: int
+    name: str = ""
+    health: str | None = None
+    hbm_total_bytes: int | None = None
+    hbm_used_bytes: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
 class HostPicture:
     """A host's memory.
 
@@ -183,6 +217,9 @@ class HostPicture:
         shm_free_bytes: Room in /dev/shm.
         holders: Pool holders that were added beside the plan, by unit id.
         room_bytes: What one more pool holder could take there; ``None``: unknown.
+        npus: Its dies, as npu-smi listed them; empty where there are none, and while they are unknown.
+        npus_at_seconds: When that was; ``None``: never.
+        npu_problem: What was wrong with npu-smi's last answer; "" for nothing.
     """
 
     node: str
@@ -194,6 +231,9 @@ class HostPicture:
     shm_free_bytes: int | None = None
     holders: tuple[str, ...] = ()
     room_bytes: int | None = None
+    npus: tuple[NpuPicture, ...] = ()
+    npus_at_seconds: float | None = None
+    npu_problem: str = ""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -212,6 +252,7 @@ class Picture:
         tiers: Window in seconds -> tier -> figures of all engines of the node together.
         saved_tokens: Tokens that tiers spared the engines to compute, since the first look (lifted).
         engines_elsewhere: What other nodes' engines make their keys from, as far as it is known here.
+        problems: What sources said that cannot be, newest last, as ``source: what``; bounded.
     """
 
     now_seconds: float
@@ -225,6 +266,7 @@ class Picture:
     tiers: Mapping[int, Mapping[Tier, TierWindow]] = dataclasses.field(default_factory=dict)
     saved_tokens: int | None = None
     engines_elsewhere: tuple[EngineIdentity, ...] = ()
+    problems: tuple[str, ...] = ()
 
 
 WINDOWS_SECONDS = (60, 300, 3600)

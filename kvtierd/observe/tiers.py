@@ -19,10 +19,11 @@ TierState = Literal["ready", "degraded", "down", "unknown"]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
-    """One engine's observation and when it was taken (unix seconds)."""
+    """One engine's observation and when it was taken: by the wall clock, and by CLOCK_BOOTTIME for ages."""
 
     at_unix_seconds: float
     observation: EngineObservation
+    at_seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from kvtierd.plan.model import (
     Tier,
 )
 from kvtierd.plan.remarks import Remarks
-from kvtierd.plan.samples import Sample, only_samples, read_samples
+from kvtierd.plan.samples import Sample, only_samples, read_buckets, read_samples
 
 __all__ = [
     "API_VERSION",
@@ -40,6 +40,7 @@ __all__ = [
     "Tier",
     "TierTokens",
     "only_samples",
+    "read_buckets",
     "read_samples",
 ]
 
@@ -138,7 +139,9 @@ class EngineObservation(Record):
     Token counters count since the engine's start. ``*_window_rate`` are the engine's own recent rates (0 to 1), as its
     log line says them: for show, never for decisions. ``kv_tokens`` is the room of the L1 cache in tokens,
     ``kv_tokens_by_concurrency`` the same by its "maximum concurrency" figure where the two can differ (hybrid
-    models). ``fatal`` is a sign that the engine cannot go on, in its own words.
+    models). ``ttft_buckets`` is the histogram of the time to the first token since the engine's start: upper bound in
+    seconds (infinity last) -> how many requests took at most that. ``fatal`` is a sign that the engine cannot go on, in
+    its own words.
     """
 
     l1_query_tokens: int | None = None
@@ -158,6 +161,7 @@ class EngineObservation(Record):
     kv_tokens_by_concurrency: int | None = None
     kv_memory_bytes: int | None = None
     failed_loads: int | None = None
+    ttft_buckets: dict[float, int] | None = None
     fatal: str | None = None
 
 

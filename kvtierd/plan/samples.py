@@ -55,6 +55,29 @@ def read_samples(metrics_text: str, names: Collection[str]) -> dict[str, list[Sa
     return samples
 
 
+def read_buckets(samples: Mapping[str, list[Sample]], name: str) -> dict[float, int] | None:
+    """A histogram as upper bound -> how many were at most that, over all label sets; ``None`` when it is not there.
+
+    Args:
+        samples: What ``read_samples`` found.
+        name: The buckets' name, ``..._bucket``.
+
+    A series whose bound is no number is left out, and so are counts of bounds that not all label sets have: a sum over
+    different ones would not be cumulative.
+    """
+    bounds: dict[float, list[float]] = {}
+    for sample in samples.get(name, ()):
+        try:
+            bound = float(sample.labels.get("le", ""))
+        except ValueError:
+            continue
+        if not math.isnan(bound):
+            bounds.setdefault(bound, []).append(sample.value)
+    most = max((len(values) for values in bounds.values()), default=0)
+    counts = {b: int(sum(v)) for b, v in sorted(bounds.items()) if len(v) == most}
+    return counts or None
+
+
 def only_samples(metrics_text: str, names: Collection[str]) -> str:
     """The lines of a Prometheus text that are samples of these names, for a parser of one's own.
 

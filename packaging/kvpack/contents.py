@@ -43,6 +43,8 @@ def stage_system(root: Path, source: Path, *, version: str, epoch: int) -> None:
     for path in sorted((source / "docs").glob("*.md")):
         if path.name != "benchmarks.md":
             write_text(documents / path.name, path.read_text(encoding="utf-8"))
+    for path in sorted((source / "docs/dashboards").iterdir()):
+        write_text(documents / "dashboards" / path.name, path.read_text(encoding="utf-8"))
 
 
 def stage_format(

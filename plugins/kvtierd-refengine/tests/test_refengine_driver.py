@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from importlib import metadata
@@ -17,7 +18,7 @@ from kvtierd_refengine.options import (
     parse_command_line,
 )
 from kvtierd_refengine.plugin import RefengineDriver
-from kvtierd_refengine.stats import EngineStats, Load, PromptTokens
+from kvtierd_refengine.stats import _TTFT_BUCKETS, EngineStats, Load, PromptTokens
 from prometheus_client import generate_latest
 
 from kvtierd import hookspecs
@@ -155,7 +156,23 @@ def test_reads_its_own_engine() -> None:
         l1_used_ratio=0.25,
         running=2,
         waiting=1,
+        failed_loads=0,
+        ttft_buckets=dict.fromkeys((*_TTFT_BUCKETS, math.inf), 0),
     )
+
+
+def test_time_to_the_first_token_and_failed_loads_are_read() -> None:
+    stats = EngineStats("m", load=Load)
+    stats.watch_l3(attached=lambda: True, skipping=lambda: False)
+    stats.first_token(1000, 0.09)
+    stats.first_token(1000, 2.0)
+    stats.failed_load("gone", 3)
+    found = DRIVER.observe(generate_latest(stats.registry).decode())
+    assert found.failed_loads == 3
+    assert found.ttft_buckets is not None
+    assert found.ttft_buckets[0.1] == 1
+    assert found.ttft_buckets[0.08] == 0
+    assert found.ttft_buckets[math.inf] == 2
 
 
 def test_reads_vllm_summed_over_engines_and_leaves_unknown_unknown() -> None:

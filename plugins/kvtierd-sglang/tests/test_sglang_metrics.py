@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,6 +27,8 @@ def test_hits_by_tier_in_the_recorded_scrape() -> None:
     assert found.l1_used_ratio == 0.04
     assert found.l1_window_rate is None  # it counts all tiers
     assert found.kv_memory_bytes == 65600 * 1024
+    assert found.ttft_buckets is not None
+    assert (found.ttft_buckets[0.1], found.ttft_buckets[math.inf]) == (3, 4)
 
 
 def test_a_source_without_a_hit_yet_is_zero_only_where_its_tier_is_there() -> None:

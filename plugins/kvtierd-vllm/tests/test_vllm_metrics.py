@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,18 @@ def test_it_agrees_with_a_general_parser() -> None:
     made = read_metrics(REAL)
     assert made.l1_hit_tokens == samples["vllm:prefix_cache_hits_total"]
     assert made.l3_query_tokens == samples["vllm:external_prefix_cache_queries_total"]
+
+
+def test_the_histogram_of_the_time_to_the_first_token() -> None:
+    name = "vllm:time_to_first_token_seconds"
+    made = read_metrics(
+        f'{name}_bucket{{engine="0",le="0.01",model_name="tiny"}} 0.0\n'
+        f'{name}_bucket{{engine="0",le="0.02",model_name="tiny"}} 2.0\n'
+        f'{name}_bucket{{engine="0",le="0.25",model_name="tiny"}} 4.0\n'
+        f'{name}_bucket{{engine="0",le="+Inf",model_name="tiny"}} 4.0\n'
+        f'{name}_count{{engine="0",model_name="tiny"}} 4.0\n{name}_sum{{engine="0",model_name="tiny"}} 0.29\n'
+    )
+    assert made.ttft_buckets == {0.01: 0, 0.02: 2, 0.25: 4, math.inf: 4}
 
 
 def test_data_parallel_engines_are_added_and_the_fullest_cache_counts() -> None:

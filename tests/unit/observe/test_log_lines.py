@@ -14,6 +14,8 @@ class Driver:
             raise ZeroDivisionError("x")
         if line.startswith("tokens="):
             return EngineObservation(kv_tokens=int(line[7:]))
+        if line == "load failed":
+            return EngineObservation(failed_loads=2)
         return EngineObservation(fatal=line) if "dead" in line else None
 
 
@@ -57,6 +59,15 @@ async def test_what_lines_say_is_kept_and_joined(output):
     assert observer.readings["e"] == EngineObservation(kv_tokens=7, fatal="EngineCore dead")
     await observer.close()
     assert output.open == 0
+
+
+async def test_failed_loads_are_told_line_by_line_and_added_up(output):
+    observer = LineObserver(output.follow)
+    observer.watch({"e": ("one", Driver())})
+    await say(output, "e", "load failed", "load failed", "tokens=5")
+    await say(output, "e", "load failed")
+    assert observer.readings["e"] == EngineObservation(kv_tokens=5, failed_loads=6)
+    await observer.close()
 
 
 async def test_another_run_starts_from_nothing_and_a_gone_engine_is_forgotten(output):

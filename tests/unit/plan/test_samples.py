@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvtierd.plan.samples import Sample, read_samples
+from kvtierd.plan.samples import Sample, read_buckets, read_samples
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "engines"
 
@@ -43,3 +43,19 @@ def test_longer_names_comments_and_what_is_not_finite_are_left_out() -> None:
 def test_a_line_that_is_no_sample_is_an_error(line: str) -> None:
     with pytest.raises(ValueError, match=r"not a"):
         read_samples(line, ["a"])
+
+
+def test_a_histogram_is_added_up_over_its_label_sets():
+    text = (
+        'h_bucket{e="0",le="0.5"} 1\nh_bucket{e="0",le="+Inf"} 3\n'
+        'h_bucket{e="1",le="0.5"} 2\nh_bucket{e="1",le="+Inf"} 2\n'
+        'h_bucket{e="1",le="nonsense"} 9\nh_bucket 7\nh_bucket{le="NaN"} 7\n'
+    )
+    samples = read_samples(text, ["h_bucket"])
+    assert read_buckets(samples, "h_bucket") == {0.5: 3, math.inf: 5}
+    assert read_buckets(samples, "other_bucket") is None
+
+
+def test_bounds_that_not_all_have_are_left_out():
+    text = 'h_bucket{e="0",le="1"} 1\nh_bucket{e="0",le="2"} 3\nh_bucket{e="1",le="2"} 2\n'
+    assert read_buckets(read_samples(text, ["h_bucket"]), "h_bucket") == {2.0: 5}

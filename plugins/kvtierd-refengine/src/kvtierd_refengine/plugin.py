@@ -24,6 +24,8 @@ from kvtierd.plan.engine import (
     Tier,
     TierTokens,
     only_samples,
+    read_buckets,
+    read_samples,
 )
 from kvtierd.plan.model import HttpProbe, Note, Readiness, Refusal, RestartPolicy, StopPolicy
 from kvtierd_refengine import NOTICE
@@ -34,6 +36,8 @@ _READY_DEADLINE_SECONDS: Final = 60.0
 # Drain (10 s by default), the MemCache client's goodbye (5 s at most), and some air.
 _STOP_TIMEOUT_SECONDS: Final = 20.0
 _LIBRARY_PATH: Final = "LD_LIBRARY_PATH"
+_FAILED_LOADS: Final = "refengine:l3_failed_loads_total"
+_TTFT: Final = "vllm:time_to_first_token_seconds_bucket"
 
 
 class RefengineDriver:
@@ -114,6 +118,8 @@ class RefengineDriver:
             l1_used_ratio=sums.get("vllm:kv_cache_usage_perc"),
             running=_count(sums, "vllm:num_requests_running"),
             waiting=_count(sums, "vllm:num_requests_waiting"),
+            failed_loads=_count(sums, _FAILED_LOADS),
+            ttft_buckets=read_buckets(read_samples(metrics_text, (_TTFT,)), _TTFT),
         )
 
     def read_line(self, line: str) -> EngineObservation | None:
@@ -202,6 +208,7 @@ def _share(percent: str | None) -> float | None:
 
 _READ = frozenset(
     {
+        _FAILED_LOADS,
         "vllm:prefix_cache_queries_total",
         "vllm:prefix_cache_hits_total",
         "vllm:external_prefix_cache_queries_total",

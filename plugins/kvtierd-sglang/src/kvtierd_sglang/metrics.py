@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from kvtierd.plan.engine import EngineObservation, Sample, read_samples
+from kvtierd.plan.engine import EngineObservation, Sample, read_buckets, read_samples
 
 _PROMPT: Final = "sglang:prompt_tokens_total"
 _CACHED: Final = "sglang:cached_tokens_total"
@@ -24,6 +24,7 @@ _WAITING: Final = "sglang:num_queue_reqs"
 _HIT_RATE: Final = "sglang:cache_hit_rate"
 _HOST_ROOM: Final = "sglang:hicache_host_total_tokens"
 _KV_MEMORY: Final = "sglang:kv_cache_memory_usage_gb"
+_TTFT: Final = "sglang:time_to_first_token_seconds_bucket"
 # Exported from the start by a scheduler that has a storage backend, and by no other.
 _STORAGE: Final = ("sglang:storage_prefetch_unfulfilled_tokens_total", "sglang:prefetched_tokens_total")
 NAMES: Final = frozenset(
@@ -38,6 +39,7 @@ NAMES: Final = frozenset(
         _HIT_RATE,
         _HOST_ROOM,
         _KV_MEMORY,
+        _TTFT,
         *_STORAGE,
     }
 )
@@ -82,6 +84,7 @@ def observe(text: str) -> EngineObservation:
         if has_l2 or has_l3
         else max((s.value for s in samples.get(_HIT_RATE, ())), default=None),
         kv_tokens=room,
+        ttft_buckets=read_buckets(samples, _TTFT),
         kv_memory_bytes=None if memory_gib is None else round(memory_gib * 1024**3),
     )
 

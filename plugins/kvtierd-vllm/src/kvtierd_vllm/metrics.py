@@ -3,7 +3,7 @@
 Names as in vLLM 0.11 to 0.32. With data parallelism every engine has its own series: counters are added, the share of
 the cache in use is that of the fullest.
 
-vLLM exports about 700 lines and eight metrics of them are read, every second, for every engine: they are found by name.
+vLLM exports about 700 lines and nine metrics of them are read, every second, for every engine: they are found by name.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kvtierd.plan.engine import EngineObservation, Sample, read_samples
+from kvtierd.plan.engine import EngineObservation, Sample, read_buckets, read_samples
 
 _L1_QUERIES: Final = "vllm:prefix_cache_queries_total"
 _L1_HITS: Final = "vllm:prefix_cache_hits_total"
@@ -21,7 +21,8 @@ _USED: Final = "vllm:kv_cache_usage_perc"
 _RUNNING: Final = "vllm:num_requests_running"
 _WAITING: Final = "vllm:num_requests_waiting"
 _INFO: Final = "vllm:cache_config_info"
-_NAMES: Final = (_L1_QUERIES, _L1_HITS, _L3_QUERIES, _L3_HITS, _USED, _RUNNING, _WAITING, _INFO)
+_TTFT: Final = "vllm:time_to_first_token_seconds_bucket"
+_NAMES: Final = (_L1_QUERIES, _L1_HITS, _L3_QUERIES, _L3_HITS, _USED, _RUNNING, _WAITING, _INFO, _TTFT)
 _ROOM: Final = frozenset({"kv_cache_size_tokens", "num_gpu_blocks", "block_size"})
 
 
@@ -48,6 +49,7 @@ def read_metrics(text: str) -> EngineObservation:
         l1_used_ratio=max((s.value for s in samples.get(_USED, ())), default=None),
         running=_total(samples, _RUNNING),
         waiting=_total(samples, _WAITING),
+        ttft_buckets=read_buckets(samples, _TTFT),
     )
 
 
