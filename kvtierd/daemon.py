@@ -36,8 +36,11 @@ from kvtierd.gating import Gates
 from kvtierd.http_get import fetch_text
 from kvtierd.mastership import Mastership
 from kvtierd.node import Node
+from kvtierd.node_hands import NodeHands
+from kvtierd.node_sources import NodeSources
 from kvtierd.observe.engines import EngineObserver, Target
 from kvtierd.observe.log_lines import LineObserver, watch_output
+from kvtierd.pilot import Pilot
 from kvtierd.plan.engine import EngineDriver
 from kvtierd.plan.model import NodePlan
 from kvtierd.plan.units import META_ID
@@ -46,6 +49,7 @@ from kvtierd.provision import last_plan
 from kvtierd.rollout import Rollout
 from kvtierd.service import ServiceManager, configure_logging
 from kvtierd.settings import Settings, load_settings
+from kvtierd.showing import Showing
 from kvtierd.takeover import Takeover
 from kvtierd.tier_look import TierLook
 from kvtierd.units.choice import Choice, choose_backend
@@ -104,6 +108,10 @@ class Daemon:
         self._gates = Gates(self.node)
         self._tier = TierLook(self.node)
         self._rollout = Rollout(self.node, self._verbs)
+        self._sources = NodeSources(self.node)
+        self._hands = NodeHands(self.node, self._takeover, self._verbs)
+        self._pilot: Pilot | None = None
+        self._showing: Showing | None = None
         self._mastership: Mastership | None = None
 
     # -- life
@@ -183,6 +191,8 @@ class Daemon:
         )
         self._mastership = Mastership(node, part)
         self._gates.mastership = self._tier.mastership = self._mastership
+        if self._pilot is not None:
+            self._pilot.join(self._mastership)
         self._mastership.judge_fitness()  # before an election can begin
         self._verbs.cluster.join(part, self._mastership)
         # Whatever the master says anew is acted on at once, not in the next round.
@@ -240,6 +250,10 @@ class Daemon:
         for task in (*self._tasks, self._observing):
             if task is not None:
                 task.cancel()
+        if self._showing is not None:
+            await self._showing.close()
+        if self._pilot is not None:
+            await self._pilot.close()
         if self._mastership is not None:
             await self._mastership.part.coordinator.close()
             await self._mastership.part.network.close()
@@ -289,6 +303,21 @@ class Daemon:
         await self._tier.round(at_rest=self._at_rest())
         self._observe(plan)
         self._rollout.round(plan)
+        self._steer()
+
+    def _steer(self) -> None:
+        """What the policy makes of what is seen, and showing it; from the first plan of this start on."""
+        if not self.node.planned:
+            return
+        if self._pilot is None:
+            self._pilot = Pilot(self.node, self._sources, self._hands)
+            self._verbs.policy.fly(self._pilot)
+            if self._mastership is not None:
+                self._pilot.join(self._mastership)
+            self._showing = Showing(self.node, self._pilot)
+        self._pilot.round()
+        if self._showing is not None:
+            self._showing.round()
 
     def _pause_seconds(self) -> float:
         if self._at_rest():

@@ -60,6 +60,7 @@ class Mastership:
         behind_endpoint: Which of them are back, where they have one.
         handing_over: Mastership is being given away: nothing starts here.
         clean_epoch: The last epoch that this node ended as the master with nothing in flight.
+        tell_more: Adds what others know of the node to what the other nodes are told.
     """
 
     def __init__(self, node: Node, part: Coordination) -> None:
@@ -82,6 +83,7 @@ class Mastership:
         self._since_unix_seconds = 0.0
         self._problem = ""
         self._permit_until_seconds = 0.0
+        self.tell_more: Callable[[NodeFacts], NodeFacts] = lambda facts: facts
         part.network.desk.prepare = self.prepare
         part.network.desk.events = node.events.last
 
@@ -186,12 +188,13 @@ class Mastership:
         life = endpoint["backend"]["life"] if endpoint is not None and "epoch" in endpoint else None
         if self.clients.plan is not None:
             life = self.clients.life
-        return dataclasses.replace(
+        facts = dataclasses.replace(
             facts_of(self._node.plan, self._node.settings),
             endpoint_life=life or "",
             survivors_missing=missing_survivors(endpoint) + self.clients.missing,
             clean_epoch=self.clean_epoch,
         )
+        return self.tell_more(facts)
 
     # -- the other nodes' part in a recovery
 

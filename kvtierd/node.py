@@ -39,6 +39,7 @@ class Node:
         problems: What is wrong with the settings or the plan; units and tier bring their own.
         detached: The engines that an operator took L3 off.
         keeper, endpoint, endpoint_status: The tier's, on the node that runs the MetaService.
+        exporter_problem: Why metrics and status page are not there.
         due_engines: Engines that wait for their turn in a rolling restart.
         clean_stop_instance: The MetaService's run that was quiesced before its stop.
         master, role, master_why, epoch, view_age_seconds: Of the cluster, as this node sees it; "" and 0 without one.
@@ -73,6 +74,7 @@ class Node:
     master_tier: TierView | None = None
     cluster_problems: list[str] = dataclasses.field(default_factory=list)
     paused: str | None = None
+    exporter_problem: str = ""
     due_engines: list[str] = dataclasses.field(default_factory=list)
     started_unix_seconds: float = dataclasses.field(default_factory=time.time)
 
@@ -113,6 +115,8 @@ class Node:
         if self.hugepages.problem:
             found.append(self.hugepages.problem.splitlines()[0])
         found += self.cluster_problems
+        if self.exporter_problem:
+            found.append(self.exporter_problem)
         if self.paused is not None:
             found.append(f"paused by an operator{': ' if self.paused else ''}{self.paused}; kvtierctl resume")
         if (self.keeper is not None or self.master_tier is not None) and self.tier.state != "joinable":

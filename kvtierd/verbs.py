@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 from kvtierd.assembly import emulation_root
 from kvtierd.cluster_verbs import ClusterVerbs
@@ -19,6 +19,7 @@ from kvtierd.events import Event
 from kvtierd.l3_verbs import L3Verbs
 from kvtierd.node import Node
 from kvtierd.plan.engine import EngineObservation
+from kvtierd.policy_verbs import PolicyVerbs
 from kvtierd.report import status_message, unit_message
 from kvtierd.takeover import STOP_ORDER
 from kvtierd.units.views import UnitView
@@ -45,10 +46,13 @@ class NodeVerbs:
         self._reload = reload
         self._l3 = L3Verbs(node)
         self.cluster = ClusterVerbs(node)
+        self.policy = PolicyVerbs(node)
 
     def status(self) -> pb.StatusReply:
         """The node as last seen."""
-        return status_message(self._node.snapshot())
+        reply = status_message(self._node.snapshot())
+        self.policy.decisions(reply)
+        return reply
 
     def plan_json(self) -> str:
         """The plan in force."""
@@ -194,6 +198,22 @@ class NodeVerbs:
     def pause(self, *, on: bool, reason: str) -> pb.PeersReply:
         """Holds this node back, or ends that."""
         return self.cluster.pause(on=on, reason=reason)
+
+    def why(self, unit: str, last: int) -> pb.WhyReply:
+        """What the policy's rules see and do."""
+        return self.policy.why(unit, last)
+
+    def policy_in_force(self) -> pb.PolicyReply:
+        """The policy, and what it has changed."""
+        return self.policy.show()
+
+    async def reset_policy(self) -> pb.PolicyReply:
+        """Takes back what it has changed. A client that goes away does not leave half of it done."""
+        return await asyncio.shield(asyncio.ensure_future(self.policy.reset()))
+
+    def pictures(self) -> Iterator[str]:
+        """What was seen in the last hour, lines of JSON."""
+        return self.policy.pictures()
 
     def plugins(self) -> list[pb.Plugin]:
         """Installed plugins."""

@@ -30,7 +30,7 @@ from kvtierd.observe.picture import Picture, PoolPicture
 from kvtierd.plan.adjustments import Adjustments
 from kvtierd.quantities import format_size
 
-State = Literal["done", "failed", "undone", "half-done"]
+State = Literal["done", "failed", "undone", "half done"]
 
 LIVE_SECONDS = 20.0  # MemCache reads its thresholds every 5 s, and a look at it is some seconds old
 CAPACITY_SECONDS = 60.0  # until the MetaService tells of a segment that has come or gone
@@ -42,7 +42,7 @@ EMPTY_KEYS = 0.1  # of the keys before, which may be there again after a purge
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Outcome:
-    """How an action ended. ``done``: and seen to work; ``undone``: all is as before; ``half-done``: see the text."""
+    """How an action ended. ``done``: and seen to work; ``undone``: all is as before; ``half done``: see the text."""
 
     state: State
     text: str
@@ -56,11 +56,11 @@ class Outcome:
 class Record(Protocol):
     """What is written down of an action; the journal does."""
 
-    def begin(self, proposal: Proposal, precondition: str) -> int:
+    def begin(self, proposal: Proposal, *, precondition: str = "") -> int:
         """It is about to begin; its number."""
         ...
 
-    def end(self, entry: int, state: State, text: str) -> None:
+    def end(self, entry_id: int, state: State, outcome: str) -> None:
         """It has ended."""
         ...
 
@@ -98,7 +98,7 @@ class Executor:
     async def carry_out(self, proposal: Proposal) -> Outcome:
         """Does it and looks whether it worked."""
         precondition = _precondition(self._hands.picture(), self._hands.adjustments())
-        entry = self._record.begin(proposal, precondition)
+        entry = self._record.begin(proposal, precondition=precondition)
         seconds = RESTART_SECONDS if isinstance(proposal.action, RestartUnit) else self.deadline_seconds
         try:
             async with asyncio.timeout(seconds):
@@ -107,13 +107,13 @@ class Executor:
         except UndoneError as error:
             outcome = Outcome("undone", _told(error))
         except HalfDoneError as error:
-            outcome = Outcome("half-done", _told(error))
+            outcome = Outcome("half done", _told(error))
         except (KvtierError, OSError) as error:
             outcome = Outcome("failed", _told(error))
         except TimeoutError:
-            outcome = Outcome("half-done", f"it did not end within {seconds:.0f} s")
+            outcome = Outcome("half done", f"it did not end within {seconds:.0f} s")
         except asyncio.CancelledError:
-            self._record.end(entry, "half-done", "kvtierd was stopped meanwhile")
+            self._record.end(entry, "half done", "kvtierd was stopped meanwhile")
             raise
         self._record.end(entry, outcome.state, outcome.text)
         return outcome
@@ -149,23 +149,26 @@ class Executor:
             raise ActionError(f"{high}/{low} are no thresholds", code="act.thresholds")
         seen = self._pool()
         await self._hands.adjust(lambda a: a.model_copy(update={"evict_high": high, "evict_low": low}))
-        # A value that MemCache does not take is an error in its log, and then kills its next start.
-        refused = await self._until(lambda pool: _refusals(pool) > _refusals(seen), LIVE_SECONDS, after=seen)
-        if refused is not None:
-            back = {"evict_high": before.evict_high, "evict_low": before.evict_low}
+        # It says in its log what it took, and what it did not take, which would also kill its next start.
+        told = await self._until(
+            lambda pool: pool.told_thresholds == (high, low) or _refusals(pool) > _refusals(seen),
+            LIVE_SECONDS,
+            after=seen,
+        )
+        if told is not None and told.told_thresholds == (high, low):
+            return f"in force: the MetaService took {high}/{low} over, as its log says"
+        back = {"evict_high": before.evict_high, "evict_low": before.evict_low}
+        if told is not None:
             await self._hands.adjust(lambda a: a.model_copy(update=back))
             raise UndoneError(f"the MetaService refused the thresholds {high}/{low}")
-        pool = self._pool()
-        use = _use_percent(pool)
-        if use is None or pool is None or seen is None:
-            return f"written; that they are in force cannot be seen: the use of the pool is not known ({high}/{low})"
+        was, use = _use_percent(seen), _use_percent(self._pool())
+        if use is None or was is None:
+            return f"written; that {high}/{low} are in force cannot be seen: the use of the pool is not known"
         if use > high + 1:
             # It should evict now. Undone: what does not work must not stand in the file as if it did.
-            back = {"evict_high": before.evict_high, "evict_low": before.evict_low}
             await self._hands.adjust(lambda a: a.model_copy(update=back))
             raise UndoneError(f"the pool is still {use:.0f} % full {LIVE_SECONDS:.0f} s after {high}/{low}")
-        was = _use_percent(seen)
-        if was is not None and was > high:
+        if was > high:
             return f"in force: the pool has gone from {was:.0f} to {use:.0f} % of use"
         return f"written; at {use:.0f} % of use nothing shows yet that {high}/{low} are in force"
 

@@ -18,6 +18,7 @@ from kvtierd.cli.logs import logs
 from kvtierd.cli.plan import plan
 from kvtierd.cli.plugin import plugin_app
 from kvtierd.cli.plugins import plugins
+from kvtierd.cli.policy import policy_app, why
 from kvtierd.cli.purge import purge
 from kvtierd.cli.status import status
 from kvtierd.cli.units import drain, restart, start, stop
@@ -45,6 +46,7 @@ for verb in (
     apply,
     reload,
     events,
+    why,
     logs,
     start,
     stop,
@@ -67,3 +69,4 @@ app.add_typer(certs_app, name="certs")
 app.add_typer(conf_app, name="conf")
 app.add_typer(plugin_app, name="plugin")
 app.add_typer(l3_app, name="l3")
+app.add_typer(policy_app, name="policy")

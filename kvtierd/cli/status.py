@@ -41,7 +41,8 @@ def status(
     tiers [{name, where, state, capacity_bytes, used_bytes, query_tokens, hit_tokens, hit_rate, age_seconds, ...}];
     units [{id, kind, name, state, reason, remark, pid, since, restarts, last_lines, ...}]; clients of the endpoint;
     hugepages; problems; endpoint_mode; role ("master", "follower", "unknown", "" without a cluster), master_why,
-    view_age_seconds (since the master itself said so), paused; started and at (unix seconds). null is unknown.
+    view_age_seconds (since the master itself said so), paused; started and at (unix seconds); last_decision {rule, what,
+    why, age_seconds, outcome}, next_decision {rule, what, why, outcome, in_seconds}, dry_run. null is unknown.
     """
     with connect(settings, socket) as client:
         if watch and not as_json:
@@ -66,6 +67,11 @@ def _console() -> Any:
 def _watch(client: Any) -> None:
     from rich.live import Live
 
+    if not os.isatty(1):
+        # For a file or a pipe: one status after the other, each whole.
+        while True:
+            _console().print(render(client.status()), "")
+            time.sleep(WATCH_SECONDS)
     with Live(render(client.status()), console=_console(), refresh_per_second=4, screen=False) as live:
         while True:
             time.sleep(WATCH_SECONDS)
@@ -100,8 +106,27 @@ def render(reply: pb.StatusReply) -> RenderableType:
         )
     if reply.endpoint_mode not in {"", "serve"}:
         parts.append(Text(f"the endpoint is in mode {reply.endpoint_mode}", style="yellow"))
+    parts += [Text(line, style="cyan") for line in _decisions(reply)]
     parts += [Text(f"! {problem}", style="bold red") for problem in reply.problems]
     return Group(*parts)
+
+
+def _decisions(reply: pb.StatusReply) -> list[str]:
+    """What the policy did last, and what it could do next."""
+    lines = ["policy: dry run, nothing is done"] if reply.dry_run else []
+    if reply.HasField("last_decision"):
+        last = reply.last_decision
+        ago = f" {format_duration(last.age_seconds)} ago" if last.HasField("age_seconds") else ""
+        lines.append(f"last decision{ago}: {last.what} ({last.rule}): {last.outcome}")
+    if reply.HasField("next_decision"):
+        coming = reply.next_decision
+        when = (
+            "now"
+            if not coming.in_seconds
+            else f"in {format_duration(coming.in_seconds)} at the earliest, if it stays so"
+        )
+        lines.append(f"next possible: {coming.what} ({coming.rule}), {when}: {coming.why}")
+    return lines
 
 
 def _part_in_cluster(reply: pb.StatusReply) -> str:

@@ -70,6 +70,7 @@ class PeerLink:
     Attributes:
         problem: Why the last call failed, in words; "" when it did not.
         last_contact_seconds: When it last answered or called, of CLOCK_BOOTTIME; ``None``: never.
+        facts_at_seconds: When it last said what it is.
         facts: What it last said of itself.
         calls: How many calls went out, and came back well or not, by method.
     """
@@ -90,6 +91,7 @@ class PeerLink:
         self.name = name
         self.problem = ""
         self.last_contact_seconds: float | None = None
+        self.facts_at_seconds: float | None = None
         self.facts: NodeFacts | None = None
         self.clock = ClockOffset()
         self.calls: Counter[str] = Counter()
@@ -110,7 +112,7 @@ class PeerLink:
         """It has answered, or called here."""
         self.last_contact_seconds = self._now()
         if facts is not None:
-            self.facts = facts
+            self.facts, self.facts_at_seconds = facts, self._now()
 
     # -- calls; all raise ClusterError: cluster.unreachable, cluster.refused, cluster.malformed
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Protocol
 
 from kvtierd.control.v1 import control_pb2 as pb
@@ -82,6 +82,22 @@ class NodeApi(Protocol):
 
     def pause(self, *, on: bool, reason: str) -> pb.PeersReply:
         """Holds this node back, or ends that."""
+        ...
+
+    def why(self, unit: str, last: int) -> pb.WhyReply:
+        """What the policy's rules see and do, of a unit or ("") of everything; never waits."""
+        ...
+
+    def policy_in_force(self) -> pb.PolicyReply:
+        """The policy, and what it has changed beside the settings."""
+        ...
+
+    async def reset_policy(self) -> pb.PolicyReply:
+        """Takes back what it has changed."""
+        ...
+
+    def pictures(self) -> Iterator[str]:
+        """What was seen in the last hour, lines of JSON."""
         ...
 
     def plugins(self) -> list[pb.Plugin]:

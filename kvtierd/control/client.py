@@ -124,6 +124,23 @@ class ControlClient:
         seconds = wait_seconds + SWITCH_EXTRA_SECONDS
         return self._call(self._stub.SwitchL3, request, pb.SwitchL3Reply, seconds=seconds)
 
+    def why(self, unit: str = "", *, last: int = 10) -> pb.WhyReply:
+        """What the policy's rules see and do, of a unit or of everything."""
+        return self._call(self._stub.Why, pb.WhyRequest(unit=unit, last=last), pb.WhyReply)
+
+    def policy(self) -> pb.PolicyReply:
+        """The policy in force, and what it has changed."""
+        return self._call(self._stub.Policy, pb.PolicyRequest(), pb.PolicyReply)
+
+    def reset_policy(self) -> pb.PolicyReply:
+        """Takes back what the policy has changed."""
+        return self._call(self._stub.ResetPolicy, pb.ResetPolicyRequest(), pb.PolicyReply, seconds=300)
+
+    def pictures(self) -> Iterator[str]:
+        """What was seen in the last hour, lines of JSON."""
+        for picture in self._stream(self._stub.Pictures, pb.PicturesRequest(), follow=False):
+            yield picture.line
+
     def plugins(self) -> list[pb.Plugin]:
         """The plugins the daemon has loaded."""
         return list(self._call(self._stub.Plugins, pb.PluginsRequest(), pb.PluginsReply).plugins)

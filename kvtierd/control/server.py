@@ -147,6 +147,28 @@ class _Servicer(control_pb2_grpc.ControlServicer):
 
         return await _guarded(context, answer)
 
+    async def Why(self, request: pb.WhyRequest, context: Context) -> pb.WhyReply:  # noqa: N802
+        async def answer() -> pb.WhyReply:
+            return self._node.why(request.unit, request.last)
+
+        return await _guarded(context, answer)
+
+    async def Policy(self, request: pb.PolicyRequest, context: Context) -> pb.PolicyReply:  # noqa: N802
+        async def answer() -> pb.PolicyReply:
+            return self._node.policy_in_force()
+
+        return await _guarded(context, answer)
+
+    async def ResetPolicy(self, request: pb.ResetPolicyRequest, context: Context) -> pb.PolicyReply:  # noqa: N802
+        return await _guarded(context, self._node.reset_policy)
+
+    async def Pictures(self, request: pb.PicturesRequest, context: Context) -> AsyncIterator[pb.Picture]:  # noqa: N802
+        try:
+            for line in self._node.pictures():
+                yield pb.Picture(line=line)
+        except KvtierError as error:
+            await _abort(context, error)
+
     async def Plugins(self, request: pb.PluginsRequest, context: Context) -> pb.PluginsReply:  # noqa: N802
         return pb.PluginsReply(plugins=self._node.plugins())
 

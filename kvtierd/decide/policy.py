@@ -43,6 +43,7 @@ class Policy:
     idle_use: float
     idle_hold_seconds: float
     short_hold_seconds: float
+    host_free_bytes: int
     unbalanced: float
     idle_room: float
     value_headroom: float

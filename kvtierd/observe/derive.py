@@ -17,6 +17,7 @@ from kvtierd.observe.meta_log import MetaLogCounts
 from kvtierd.observe.meta_metrics import COUNTERS, MetaMetrics
 from kvtierd.observe.picture import (
     WINDOWS_SECONDS,
+    EngineIdentity,
     EnginePicture,
     HostPicture,
     Picture,
@@ -76,7 +77,7 @@ class PoolLook:
         metrics_problem: Why they cannot be read now.
         log: What its log told since kvtierd's start; ``None``: it is not followed.
         evict_high_percent, evict_low_percent: The thresholds in force.
-        nodes: Rank -> node, where it is known.
+        owners: Rank -> its node and unit, where that is known.
     """
 
     instance: str | None
@@ -88,7 +89,7 @@ class PoolLook:
     log: MetaLogCounts | None = None
     evict_high_percent: int | None = None
     evict_low_percent: int | None = None
-    nodes: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    owners: Mapping[int, tuple[str, str]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,6 +104,7 @@ class Look:
     pool: PoolLook | None = None
     host: HostPicture | None = None
     peers: tuple[HostPicture, ...] = ()
+    engines_elsewhere: tuple[EngineIdentity, ...] = ()
 
 
 class Derivation:
@@ -135,6 +137,7 @@ class Derivation:
             engines=tuple(engines),
             host=look.host,
             peers=look.peers,
+            engines_elsewhere=look.engines_elsewhere,
             tiers=_together(engines),
             saved_tokens=self._saved_tokens,
             problems=tuple(problems[-MOST_PROBLEMS:]),
@@ -257,7 +260,7 @@ class _Pool:
         segments: tuple[SegmentPicture, ...] = ()
         if state is not None:
             capacity, used = state.capacity.dram.total_bytes, state.capacity.dram.used_bytes
-            segments = tuple(_segments(state, seen.nodes))
+            segments = tuple(_segments(state, seen.owners))
         elif last is not None:
             capacity, used, segments = last.capacity_bytes, last.used_bytes, last.segments
         elif dram is not None:
@@ -281,6 +284,7 @@ class _Pool:
             hung_seconds=max(0.0, now_seconds - self._answered_seconds) if silent else 0.0,
             totals={n: total for n in COUNTERS if (total := self._counters.total(n)) is not None},
             log_errors=dict(seen.log.errors) if seen.log is not None else {},
+            told_thresholds=seen.log.thresholds if seen.log is not None else None,
             log_evictions=seen.log.evictions if seen.log is not None else None,
             metrics_at_seconds=seen.metrics_at_seconds,
             problem=seen.metrics_problem,
@@ -354,12 +358,12 @@ def _together(engines: Iterable[EnginePicture]) -> dict[int, dict[Tier, TierWind
     return sums
 
 
-def _segments(state: PoolState, nodes: Mapping[int, str]) -> Iterable[SegmentPicture]:
+def _segments(state: PoolState, owners: Mapping[int, tuple[str, str]]) -> Iterable[SegmentPicture]:
     for segment in state.segments:
         rank = segment.rank
-        node = nodes.get(rank, "") if rank is not None else ""
+        node, unit = owners.get(rank, ("", "")) if rank is not None else ("", "")
         yield SegmentPicture(
-            segment.name, segment.medium, rank, segment.total_bytes, segment.used_bytes, node
+            segment.name, segment.medium, rank, segment.total_bytes, segment.used_bytes, node, unit
         )
 
 

@@ -12,11 +12,15 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-ERROR_KINDS: Final = ("miss", "no-room", "duplicate", "heartbeat", "link", "other")
+ERROR_KINDS: Final = ("miss", "no-room", "duplicate", "heartbeat", "config", "link", "other")
 
 # 2026-11-29 16:10:43.856478 8 info [MMC file.cpp:304 Function] text, and <date> INFO [8-8][MMC file.cpp:12 func] text
 _DATE: Final = rb"\d{4}-\d\d-\d\d [\d:.]{8,15} "
 _INFO: Final = re.compile(_DATE + rb"(?:\d+ info |INFO \[[\d-]+\] ?)\[\w+ [^\]\n]*\] ")
+_ANY_LEVEL: Final = re.compile(_DATE + rb"\d+ \w+ \[\w+ [^\]\n]*\] ")
+# MemCache 1.3.0, with the log level info or trace; at others a change of thresholds is silent.
+_RELOADED: Final = b"Meta service config hot-reloaded, "
+_THRESHOLDS: Final = re.compile(rb"evictThresholdHigh=(\d{1,3}), evictThresholdLow=(\d{1,3})")
 _BEFORE_LEVEL: Final = re.compile(rb"\d{4}-\d\d-\d\d [\d:.]{8,15}(?: \d+)?")
 # Looked for in a whole block at once, several times faster than looking at each line.
 _EVICTIONS: Final = (b"Evicted ", b"Touched threshold evict, ")
@@ -33,6 +37,7 @@ _KINDS: Final = (
     ("miss", re.compile(rb"-3102\b")),
     ("duplicate", re.compile(rb"-3006\b")),
     ("no-room", re.compile(rb"[Aa]lloc\w* .{0,40}fail|failed to allocate|Simple alloc failed")),
+    ("config", re.compile(rb"Invalid value for <|Invalid new evict thresholds")),
     ("heartbeat", re.compile(rb"[Hh]eart ?[Bb]eat")),
     ("link", re.compile(rb"\b(?:link|connect\w*|socket|reconnect\w*)\b", re.IGNORECASE)),
 )
@@ -47,12 +52,14 @@ class MetaLogCounts:
         evictions: Eviction lines.
         evicted_keys: Keys that they tell of, as planned.
         odd_evictions: Lines of an empty list, whose count wrapped around; they add no keys.
+        thresholds: High and low in percent as it took them over last while it ran; ``None``: it has not said so.
         errors: Kind (``ERROR_KINDS``) -> lines. One miss of a get is two lines of the level error.
     """
 
     evictions: int = 0
     evicted_keys: int = 0
     odd_evictions: int = 0
+    thresholds: tuple[int, int] | None = None
     errors: dict[str, int] = dataclasses.field(default_factory=lambda: dict.fromkeys(ERROR_KINDS, 0))
 
     def add(self, lines: bytes) -> None:
@@ -63,6 +70,9 @@ class MetaLogCounts:
                     self._add_evicted(match)
                 elif match := _TOUCHED.match(text):
                     self._count(int(match[2]))
+        for text in _from(lines, _RELOADED, _ANY_LEVEL):
+            if match := _THRESHOLDS.search(text):
+                self.thresholds = (int(match[1]), int(match[2]))
         for word in _ERRORS:
             for text in _from(lines, word, _BEFORE_LEVEL):
                 self.errors[_kind(text)] += 1

@@ -27,7 +27,7 @@ from kvtierd.observe.host import NpuWatch, read_host
 from kvtierd.observe.log_follow import LogFollower, PositionStore
 from kvtierd.observe.meta_log import MetaLogCounts
 from kvtierd.observe.meta_metrics import MetaMetrics, read_meta_metrics
-from kvtierd.observe.picture import HostPicture, Picture
+from kvtierd.observe.picture import EngineIdentity, HostPicture, Picture
 from kvtierd.observe.tiers import Sample
 from kvtierd.plan.engine import EngineObservation
 from kvtierd.units.views import UnitView
@@ -55,7 +55,7 @@ class PoolSource:
         tls: For ``https://``.
         log_file: Its mmc-meta.log; ``None``: not followed.
         evict_high_percent, evict_low_percent: The thresholds in force, by the files.
-        nodes: Rank -> node, where it is known.
+        owners: Rank -> its node and unit, where that is known.
     """
 
     instance: str | None
@@ -65,7 +65,7 @@ class PoolSource:
     log_file: Path | None = None
     evict_high_percent: int | None = None
     evict_low_percent: int | None = None
-    nodes: Mapping[int, str] = dataclasses.field(default_factory=dict)
+    owners: Mapping[int, tuple[str, str]] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -81,6 +81,7 @@ class Sources:
         holders: Pool holders that were added beside the plan, by unit id.
         room_bytes: What one more pool holder could take here; ``None``: unknown.
         peers: What other nodes said of their memory.
+        engines_elsewhere: What other nodes' engines make their keys from.
     """
 
     node: Callable[[], str]
@@ -91,6 +92,7 @@ class Sources:
     holders: Callable[[], tuple[str, ...]] = tuple
     room_bytes: Callable[[HostPicture], int | None] = lambda _: None
     peers: Callable[[], Sequence[HostPicture]] = tuple
+    engines_elsewhere: Callable[[], Sequence[EngineIdentity]] = tuple
 
 
 def engine_look(
@@ -185,6 +187,7 @@ class Observer:
                 pool=self._pool_look(pool, now),
                 host=self._host_now(),
                 peers=tuple(self._ask("peers", self._sources.peers, ())),
+                engines_elsewhere=tuple(self._ask("engines elsewhere", self._sources.engines_elsewhere, ())),
             )
         )
         return self.picture
@@ -230,7 +233,7 @@ class Observer:
             log=self._log.counts,
             evict_high_percent=pool.evict_high_percent,
             evict_low_percent=pool.evict_low_percent,
-            nodes=pool.nodes,
+            owners=pool.owners,
         )
 
     async def _look_at_host(self, node: str) -> None:

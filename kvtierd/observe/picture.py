@@ -84,6 +84,7 @@ class PoolPicture:
         hung_seconds: For how long it has run without answering; 0 when it answers.
         totals: What its counters counted since the first look (lifted), by ``meta_metrics.COUNTERS``.
         log_errors: Lines of the level error in its log, by ``meta_log.ERROR_KINDS``; empty when the log is not followed.
+        told_thresholds: High and low as it took them over last while it ran, by its log; ``None``: it has not said so.
         log_evictions: Lines in its log that tell of an eviction; ``None`` when the log is not followed.
         metrics_at_seconds: When its metrics were read last; ``None``: never in this run.
         problem: Why they cannot be read; "" when they can.
@@ -104,6 +105,7 @@ class PoolPicture:
     totals: Mapping[str, int] = dataclasses.field(default_factory=dict)
     log_errors: Mapping[str, int] = dataclasses.field(default_factory=dict)
     log_evictions: int | None = None
+    told_thresholds: tuple[int, int] | None = None
     metrics_at_seconds: float | None = None
     problem: str = ""
     flagged: int = 0

@@ -91,3 +91,30 @@ def check_holders(
         fits = align_down(min(holder.dram_bytes, pool.dram_bytes_per_provider), pool.alignment_bytes or 1)
         kept.append(holder.model_copy(update={"dram_bytes": fits}))
     return tuple(kept)
+
+
+def room_for_holder(
+    pool: PoolPlan,
+    *,
+    devices: int | None,
+    added: int,
+    available_bytes: int,
+    keep_free_bytes: int,
+    shm_free_bytes: int | None,
+) -> int:
+    """How much one more pool holder of this node could take now, in bytes, aligned.
+
+    Args:
+        pool: As planned, added holders included.
+        devices: As in ``check_holders``.
+        added: Holders that were added already.
+        available_bytes: Memory of the host that is available now.
+        keep_free_bytes: What must be left of it.
+        shm_free_bytes: Room in /dev/shm, where the pool's memory goes there; ``None``: it does not.
+    """
+    if pool.placement != "standalone" or (devices is not None and pool.providers + added >= devices):
+        return 0
+    limits = [pool.dram_bytes_per_provider, available_bytes - keep_free_bytes]
+    if shm_free_bytes is not None:
+        limits.append(shm_free_bytes)
+    return align_down(max(0, min(limits)), pool.alignment_bytes or 1)

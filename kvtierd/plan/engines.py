@@ -178,6 +178,8 @@ def engine_unit(
         metrics_url=planned.metrics_url,
         talk=planned.talk,
         group=engine.group,
+        uses_pool=launch.clients != 0,
+        l2_bytes=engine.l2,
         blocked=blocked,
         # A container has limits of its own; those of docker's client would not reach it.
         resources=resources if engine.runner == "host" else NO_RESOURCES,

@@ -225,6 +225,8 @@ class UnitSpec(Record):
     metrics_url: str | None = None  # engines: where their Prometheus metrics are
     talk: EngineTalk | None = None  # engines: how the daemon speaks with them
     group: str | None = None  # engines: those that can stand in for each other
+    uses_pool: bool = False  # engines: L3 is the pool
+    l2_bytes: int | None = None  # engines: host memory of their own that L2 takes
     blocked: str | None = None  # why it must not be started as things are (a held card)
     resources: Resources = NO_RESOURCES
     guard_file: str | None = (
@@ -348,6 +350,7 @@ class NodePlan(Record):
     refusals: tuple[Refusal, ...] = ()
     direct: DirectPlan | None = None  # only in a cluster without endpoints
     tls: MemcacheTls | None = None
+    dies: int = 0  # of this node's NPUs
     left_out: dict[str, str] = Field(default_factory=dict)  # engines of this node that are not planned -> why
 
     def unit(self, unit_id: str) -> UnitSpec | None:

@@ -290,6 +290,7 @@ class _Planner:
             refusals=tuple(self.remarks.refusals),
             direct=direct,
             tls=tls,
+            dies=len(self.inventory.npus),
             left_out=self.left_out,
         )
 

@@ -567,6 +567,11 @@ class PolicySettings(Section):
     short_hold: Duration = Field(
         30.0, description="host-short: a host must have had less than its reserve for that long"
     )
+    host_free: Size = Field(
+        "4GiB", validate_default=True,
+        description="host-short, pool-small: memory that must stay available on a host; to add a holder, twice as much",
+        examples=["4GiB"],
+    )  # fmt: skip
     unbalanced: Share = Field(
         0.4, description="pool-unbalanced: difference in use between the fullest and the emptiest node"
     )
@@ -640,10 +645,28 @@ class PolicySettings(Section):
         return self
 
 
+class ExporterTlsSettings(Section):
+    """[observe] tls: whoever asks for metrics must have a certificate that ``ca`` has signed."""
+
+    ca: AbsolutePath = Field(
+        "/etc/kvtierd/tls/metrics-ca.pem", description="signs the certificates of those who may ask"
+    )
+    cert: AbsolutePath = Field("/etc/kvtierd/tls/node.pem", description="this node's certificate")
+    key: AbsolutePath = Field("/etc/kvtierd/tls/node.key", description="its key, readable by root only")
+
+
 class ObserveSettings(Section):
-    """[observe]: how often kvtierd looks."""
+    """[observe]: how often kvtierd looks, and where it shows what it saw."""
 
     interval: Duration = Field(1.0, description="time between two looks at metrics", examples=["1s"])
+    exporter: str = Field(
+        "127.0.0.1:9476",
+        description='address of the metrics for Prometheus and of the status page; "off": none',
+        examples=["127.0.0.1:9476", "off"],
+    )
+    tls: ExporterTlsSettings | None = Field(
+        None, description="certificates for an address that is not loopback: whoever asks needs one too"
+    )
 
 
 class DaemonSettings(Section):

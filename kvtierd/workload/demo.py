@@ -83,7 +83,7 @@ class DemoNode:
         # Short, since a unix socket's path must be; private, since it holds the control socket.
         self.directory = Path(tempfile.mkdtemp(prefix="kvtierd-demo-"))
         self.settings = self.directory / "kvtierd.toml"
-        ports = free_ports(6)
+        ports = free_ports(7)
         self.port, self.store_port = ports[0], ports[1]
         self.metrics_port, self.engine_port = ports[4], ports[5]
         self.settings.write_text(
@@ -279,6 +279,12 @@ config_store_port = {ports[1]}
 backend_port = {ports[2]}
 backend_config_store_port = {ports[3]}
 metrics_port = {ports[4]}
+
+[observe]
+exporter = "127.0.0.1:{ports[6]}"
+
+[policy]
+host_free = "256MiB"
 
 [daemon]
 backend = "{backend}"

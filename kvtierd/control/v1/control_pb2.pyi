@@ -7,6 +7,124 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class WhyRequest(_message.Message):
+    __slots__ = ("unit", "last")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    last: int
+    def __init__(self, unit: _Optional[str] = ..., last: _Optional[int] = ...) -> None: ...
+
+class Explanation(_message.Message):
+    __slots__ = ("rule", "about", "state", "sees", "verdict", "next_in_seconds", "would")
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    ABOUT_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SEES_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_IN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WOULD_FIELD_NUMBER: _ClassVar[int]
+    rule: str
+    about: str
+    state: str
+    sees: str
+    verdict: str
+    next_in_seconds: float
+    would: str
+    def __init__(self, rule: _Optional[str] = ..., about: _Optional[str] = ..., state: _Optional[str] = ..., sees: _Optional[str] = ..., verdict: _Optional[str] = ..., next_in_seconds: _Optional[float] = ..., would: _Optional[str] = ...) -> None: ...
+
+class ActionEntry(_message.Message):
+    __slots__ = ("id", "at", "ended", "rule", "target", "what", "why", "precondition", "state", "outcome", "undo", "node", "step")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    PRECONDITION_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    UNDO_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    at: float
+    ended: float
+    rule: str
+    target: str
+    what: str
+    why: str
+    precondition: str
+    state: str
+    outcome: str
+    undo: str
+    node: str
+    step: str
+    def __init__(self, id: _Optional[int] = ..., at: _Optional[float] = ..., ended: _Optional[float] = ..., rule: _Optional[str] = ..., target: _Optional[str] = ..., what: _Optional[str] = ..., why: _Optional[str] = ..., precondition: _Optional[str] = ..., state: _Optional[str] = ..., outcome: _Optional[str] = ..., undo: _Optional[str] = ..., node: _Optional[str] = ..., step: _Optional[str] = ...) -> None: ...
+
+class WhyReply(_message.Message):
+    __slots__ = ("unit", "rules", "actions", "events", "state", "reason")
+    UNIT_FIELD_NUMBER: _ClassVar[int]
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    ACTIONS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    unit: str
+    rules: _containers.RepeatedCompositeFieldContainer[Explanation]
+    actions: _containers.RepeatedCompositeFieldContainer[ActionEntry]
+    events: _containers.RepeatedCompositeFieldContainer[Event]
+    state: str
+    reason: str
+    def __init__(self, unit: _Optional[str] = ..., rules: _Optional[_Iterable[_Union[Explanation, _Mapping]]] = ..., actions: _Optional[_Iterable[_Union[ActionEntry, _Mapping]]] = ..., events: _Optional[_Iterable[_Union[Event, _Mapping]]] = ..., state: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class PolicyRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PolicyReply(_message.Message):
+    __slots__ = ("policy_json", "adjustments_json", "problems", "undone")
+    POLICY_JSON_FIELD_NUMBER: _ClassVar[int]
+    ADJUSTMENTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    UNDONE_FIELD_NUMBER: _ClassVar[int]
+    policy_json: str
+    adjustments_json: str
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    undone: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, policy_json: _Optional[str] = ..., adjustments_json: _Optional[str] = ..., problems: _Optional[_Iterable[str]] = ..., undone: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ResetPolicyRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PicturesRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Picture(_message.Message):
+    __slots__ = ("line",)
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    line: str
+    def __init__(self, line: _Optional[str] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("rule", "what", "why", "age_seconds", "outcome", "in_seconds")
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    IN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    rule: str
+    what: str
+    why: str
+    age_seconds: float
+    outcome: str
+    in_seconds: float
+    def __init__(self, rule: _Optional[str] = ..., what: _Optional[str] = ..., why: _Optional[str] = ..., age_seconds: _Optional[float] = ..., outcome: _Optional[str] = ..., in_seconds: _Optional[float] = ...) -> None: ...
+
 class PeersRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
@@ -196,7 +314,7 @@ class Hugepages(_message.Message):
     def __init__(self, page_size_bytes: _Optional[int] = ..., asked_pages: _Optional[int] = ..., got_pages: _Optional[int] = ..., problem: _Optional[str] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("node", "series", "emulated", "epoch", "master", "backend", "version", "memcache_version", "tier_state", "tier_reasons", "tiers", "units", "clients", "hugepages", "problems", "endpoint_mode", "started", "at", "role", "master_why", "view_age_seconds", "paused")
+    __slots__ = ("node", "series", "emulated", "epoch", "master", "backend", "version", "memcache_version", "tier_state", "tier_reasons", "tiers", "units", "clients", "hugepages", "problems", "endpoint_mode", "started", "at", "role", "master_why", "view_age_seconds", "paused", "last_decision", "next_decision", "dry_run")
     NODE_FIELD_NUMBER: _ClassVar[int]
     SERIES_FIELD_NUMBER: _ClassVar[int]
     EMULATED_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +337,9 @@ class StatusReply(_message.Message):
     MASTER_WHY_FIELD_NUMBER: _ClassVar[int]
     VIEW_AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
+    LAST_DECISION_FIELD_NUMBER: _ClassVar[int]
+    NEXT_DECISION_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     node: str
     series: str
     emulated: bool
@@ -241,7 +362,10 @@ class StatusReply(_message.Message):
     master_why: str
     view_age_seconds: float
     paused: bool
-    def __init__(self, node: _Optional[str] = ..., series: _Optional[str] = ..., emulated: _Optional[bool] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., backend: _Optional[str] = ..., version: _Optional[str] = ..., memcache_version: _Optional[str] = ..., tier_state: _Optional[str] = ..., tier_reasons: _Optional[_Iterable[str]] = ..., tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., units: _Optional[_Iterable[_Union[Unit, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[EndpointClient, _Mapping]]] = ..., hugepages: _Optional[_Union[Hugepages, _Mapping]] = ..., problems: _Optional[_Iterable[str]] = ..., endpoint_mode: _Optional[str] = ..., started: _Optional[float] = ..., at: _Optional[float] = ..., role: _Optional[str] = ..., master_why: _Optional[str] = ..., view_age_seconds: _Optional[float] = ..., paused: _Optional[bool] = ...) -> None: ...
+    last_decision: Decision
+    next_decision: Decision
+    dry_run: bool
+    def __init__(self, node: _Optional[str] = ..., series: _Optional[str] = ..., emulated: _Optional[bool] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., backend: _Optional[str] = ..., version: _Optional[str] = ..., memcache_version: _Optional[str] = ..., tier_state: _Optional[str] = ..., tier_reasons: _Optional[_Iterable[str]] = ..., tiers: _Optional[_Iterable[_Union[Tier, _Mapping]]] = ..., units: _Optional[_Iterable[_Union[Unit, _Mapping]]] = ..., clients: _Optional[_Iterable[_Union[EndpointClient, _Mapping]]] = ..., hugepages: _Optional[_Union[Hugepages, _Mapping]] = ..., problems: _Optional[_Iterable[str]] = ..., endpoint_mode: _Optional[str] = ..., started: _Optional[float] = ..., at: _Optional[float] = ..., role: _Optional[str] = ..., master_why: _Optional[str] = ..., view_age_seconds: _Optional[float] = ..., paused: _Optional[bool] = ..., last_decision: _Optional[_Union[Decision, _Mapping]] = ..., next_decision: _Optional[_Union[Decision, _Mapping]] = ..., dry_run: _Optional[bool] = ...) -> None: ...
 
 class GetPlanRequest(_message.Message):
     __slots__ = ()

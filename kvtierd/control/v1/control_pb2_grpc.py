@@ -99,6 +99,26 @@ class ControlStub:
                 request_serializer=kvtierd_dot_v1_dot_control__pb2.PauseRequest.SerializeToString,
                 response_deserializer=kvtierd_dot_v1_dot_control__pb2.PeersReply.FromString,
                 _registered_method=True)
+        self.Why = channel.unary_unary(
+                '/kvtierd.v1.Control/Why',
+                request_serializer=kvtierd_dot_v1_dot_control__pb2.WhyRequest.SerializeToString,
+                response_deserializer=kvtierd_dot_v1_dot_control__pb2.WhyReply.FromString,
+                _registered_method=True)
+        self.Policy = channel.unary_unary(
+                '/kvtierd.v1.Control/Policy',
+                request_serializer=kvtierd_dot_v1_dot_control__pb2.PolicyRequest.SerializeToString,
+                response_deserializer=kvtierd_dot_v1_dot_control__pb2.PolicyReply.FromString,
+                _registered_method=True)
+        self.ResetPolicy = channel.unary_unary(
+                '/kvtierd.v1.Control/ResetPolicy',
+                request_serializer=kvtierd_dot_v1_dot_control__pb2.ResetPolicyRequest.SerializeToString,
+                response_deserializer=kvtierd_dot_v1_dot_control__pb2.PolicyReply.FromString,
+                _registered_method=True)
+        self.Pictures = channel.unary_stream(
+                '/kvtierd.v1.Control/Pictures',
+                request_serializer=kvtierd_dot_v1_dot_control__pb2.PicturesRequest.SerializeToString,
+                response_deserializer=kvtierd_dot_v1_dot_control__pb2.Picture.FromString,
+                _registered_method=True)
         self.Plugins = channel.unary_unary(
                 '/kvtierd.v1.Control/Plugins',
                 request_serializer=kvtierd_dot_v1_dot_control__pb2.PluginsRequest.SerializeToString,
@@ -203,6 +223,34 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Why(self, request, context):
+        """What every rule sees now, why it acts or does not, and what was done lately; of a unit, or of everything.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Policy(self, request, context):
+        """The policy in force, and what was changed by it beside the settings.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResetPolicy(self, request, context):
+        """Takes everything back that the policy has changed beside the settings.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Pictures(self, request, context):
+        """What was seen in the last hour, to try a policy on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Plugins(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -282,6 +330,26 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Pause,
                     request_deserializer=kvtierd_dot_v1_dot_control__pb2.PauseRequest.FromString,
                     response_serializer=kvtierd_dot_v1_dot_control__pb2.PeersReply.SerializeToString,
+            ),
+            'Why': grpc.unary_unary_rpc_method_handler(
+                    servicer.Why,
+                    request_deserializer=kvtierd_dot_v1_dot_control__pb2.WhyRequest.FromString,
+                    response_serializer=kvtierd_dot_v1_dot_control__pb2.WhyReply.SerializeToString,
+            ),
+            'Policy': grpc.unary_unary_rpc_method_handler(
+                    servicer.Policy,
+                    request_deserializer=kvtierd_dot_v1_dot_control__pb2.PolicyRequest.FromString,
+                    response_serializer=kvtierd_dot_v1_dot_control__pb2.PolicyReply.SerializeToString,
+            ),
+            'ResetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResetPolicy,
+                    request_deserializer=kvtierd_dot_v1_dot_control__pb2.ResetPolicyRequest.FromString,
+                    response_serializer=kvtierd_dot_v1_dot_control__pb2.PolicyReply.SerializeToString,
+            ),
+            'Pictures': grpc.unary_stream_rpc_method_handler(
+                    servicer.Pictures,
+                    request_deserializer=kvtierd_dot_v1_dot_control__pb2.PicturesRequest.FromString,
+                    response_serializer=kvtierd_dot_v1_dot_control__pb2.Picture.SerializeToString,
             ),
             'Plugins': grpc.unary_unary_rpc_method_handler(
                     servicer.Plugins,
@@ -645,6 +713,114 @@ class Control:
             '/kvtierd.v1.Control/Pause',
             kvtierd_dot_v1_dot_control__pb2.PauseRequest.SerializeToString,
             kvtierd_dot_v1_dot_control__pb2.PeersReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Why(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtierd.v1.Control/Why',
+            kvtierd_dot_v1_dot_control__pb2.WhyRequest.SerializeToString,
+            kvtierd_dot_v1_dot_control__pb2.WhyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Policy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtierd.v1.Control/Policy',
+            kvtierd_dot_v1_dot_control__pb2.PolicyRequest.SerializeToString,
+            kvtierd_dot_v1_dot_control__pb2.PolicyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvtierd.v1.Control/ResetPolicy',
+            kvtierd_dot_v1_dot_control__pb2.ResetPolicyRequest.SerializeToString,
+            kvtierd_dot_v1_dot_control__pb2.PolicyReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pictures(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/kvtierd.v1.Control/Pictures',
+            kvtierd_dot_v1_dot_control__pb2.PicturesRequest.SerializeToString,
+            kvtierd_dot_v1_dot_control__pb2.Picture.FromString,
             options,
             channel_credentials,
             insecure,

@@ -188,7 +188,7 @@ def pool_look(second, instance="meta-1", **counters):
     at = float(second)
     return PoolLook(
         instance, pool_state(used=500), at, metrics(stored=10, allocated=500, **counters), at,
-        evict_high_percent=90, evict_low_percent=80, nodes={0: "host-b"},
+        evict_high_percent=90, evict_low_percent=80, owners={0: ("host-b", "kvtier-pool-0")},
     )  # fmt: skip
 
 

@@ -93,3 +93,19 @@ def test_whatever_stands_before_a_line_it_is_counted_once(noise):
     counts = MetaLogCounts()
     counts.add(noise + b"\n" + FILE.format("info", "Evicted 6 keys from DRAM. Candidate count: 58.").encode())
     assert counts.evictions == 1
+
+
+def test_thresholds_that_it_took_over_and_values_that_it_refused() -> None:
+    counts = MetaLogCounts()
+    counts.add(
+        b"2026-11-30 09:16:26.953339 25701 trace [MMC mmc_meta_manager.cpp:2706 UpdateConfig] meta evictThresholdHigh"
+        b" hot-reloaded from 90 to 80\n"
+        b"2026-11-30 09:16:26.953363 25701 trace [MMC mmc_meta_service.cpp:447 UpdateConfig] Meta service config"
+        b" hot-reloaded, leaseTtlMs=10000, evictThresholdHigh=80, evictThresholdLow=70\n"
+        b"2026-11-30 09:16:31.953311 25701 error [MMC mmc_config_reload_utils.cpp:38 GetValidatedInt] Invalid value for"
+        b" <ock.mmc.evict_threshold_high>: 100, Invalid value for <ock.mmc.evict_threshold_high>, it should be\n"
+        b"2026-11-30 09:16:36.953314 25701 error [MMC mmc_meta_config_reload.cpp:76 ApplyEvictThresholds] Invalid new evict"
+        b" thresholds, high must be greater than low, but got high=60 low=70\n"
+    )
+    assert counts.thresholds == (80, 70)
+    assert counts.errors["config"] == 2
