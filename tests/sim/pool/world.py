@@ -41,7 +41,7 @@ WINDOWS = (60, 300, 3600)
 KEYS = ("evicted_keys", "evicted_bytes", "failed", "allocations", "queries", "hits")
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, eq=False)
 class Segment:
     node: str
     unit: str
@@ -112,15 +112,18 @@ class Pool:
         total, used = sum(s.total_bytes for s in segments), sum(s.used_bytes for s in segments)
         if used * 100 <= self.high * total:
             return
-        for key, (segment, size) in list(self.keys.items()):
+        gone = []
+        for key, (segment, size) in self.keys.items():
             if used * 100 <= self.low * total:
                 break
-            if segment in segments:
-                del self.keys[key]
+            if not self.local_first or segment.node == node:
+                gone.append(key)
                 segment.used_bytes -= size
                 used -= size
                 self.counts["evicted_keys"] += 1
                 self.counts["evicted_bytes"] += size
+        for key in gone:
+            del self.keys[key]
 
 
 @dataclasses.dataclass

@@ -65,9 +65,9 @@ def test_it_is_explained_all_the_way():
     assert "still being measured" in told.verdict
     assert told.next_seconds == NOW + 300 + 900
     decider = Decider(policy())
-    play(decider, SMALL, 600, succeed=False)
+    play(decider, SMALL, 610, succeed=False)
     told = verdict(decider, "pool-small")
-    assert told.verdict == "cool-down after 1 that did not help: 25m00s more"
+    assert told.verdict == "cool-down after 1 that did not help: 24m50s more"
     assert told.next_seconds == NOW + 300 + 1800
     assert {e.rule for e in decider.explain()} == set(RULES)
     assert all(e.text and e.verdict for e in decider.explain())
