@@ -15,7 +15,7 @@ PYTEST_UNIT := tests/unit tests/sim $(PLUGINS:%=%/tests)
 ELECTIONS ?= 100000
 SEED ?=
 
-.PHONY: help setup demo test test-fast sim sim-mutants test-cluster test-engines test-systemd test-packages packages lint proto bench bench-engines lock clean
+.PHONY: help setup demo test test-fast sim sim-mutants sim-policy test-cluster test-engines test-systemd test-packages packages lint proto bench bench-engines lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -51,6 +51,10 @@ sim: setup  ## ELECTIONS=N simulated elections under faults, SEED=S to repeat on
 
 sim-mutants: setup  ## takes one rule of the election out at a time; a line for each says whether the simulation notices
 	@nice $(BIN)/python -m tests.sim.mutants $(if $(SEED),--seed $(SEED))
+
+sim-policy: setup  ## the rules in the loop with a modelled pool, SEEDS=N runs each: hit rate without and with, actions; then each safeguard taken out
+	@nice $(BIN)/python -m tests.sim.pool.run --seeds $(or $(SEEDS),3) $(if $(SEED),--seed $(SEED))
+	@nice $(BIN)/python -m tests.sim.pool.mutants
 
 test-cluster: setup  ## whole clusters of real daemons and what each fault costs them, as a table (half an hour; with root in network namespaces too)
 	$(BIN)/pytest -rs $(BETWEEN_NODES) tests/etcd tests/cluster $(PYTEST_ARGS)

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from kvtierd.decide.finding import Detached, Finding, Memory, State, hit_rate, pool_of
+from kvtierd.decide.finding import HOUR_SECONDS, Detached, Finding, Memory, State, hit_rate, pool_of
 from kvtierd.decide.limits import Advised, Blocked, Circumstances, Limits
 from kvtierd.decide.policy import RULES, Policy
 from kvtierd.decide.proposals import (
@@ -21,6 +21,8 @@ from kvtierd.decide.proposals import (
     AttachL3,
     DetachL3,
     Proposal,
+    Rebalance,
+    RemoveHolder,
     RestartUnit,
     SetThresholds,
     proposal_from_json,
@@ -35,6 +37,7 @@ VERSION = 1
 FUTILE_IN_A_ROW = 2
 FORGET_DETACHED_SECONDS = 86400.0
 FORGET_REFUSED_SECONDS = 86400.0
+FILL_MARGIN = 1.25
 _TRIAL_PATIENCE = 4  # so many times the wait, then a growth that cannot be measured is not judged
 
 
@@ -77,6 +80,7 @@ class _Trial:
 
     at_seconds: float
     hit_rate_before: float
+    wait_seconds: float
 
 
 class Decider:
@@ -93,6 +97,7 @@ class Decider:
         self._futile_in_a_row = 0
         self._futile_until_seconds = 0.0
         self._refused: tuple[int, float] | None = None  # the evict_high at which values failed, and when
+        self._short: dict[str, float] = {}  # node -> when it was relieved of a holder
         self._explained: tuple[Explanation, ...] = ()
 
     # -- in
@@ -113,8 +118,13 @@ class Decider:
         fired: list[Proposal] = []
         told: list[Explanation] = []
         seen: set[tuple[str, str]] = set()
+        trial = self._trial
         memory = Memory(
-            dict(self._detached), self._futile_until_seconds, self._refused[0] if self._refused else None
+            detached=dict(self._detached),
+            futile_until_seconds=self._futile_until_seconds,
+            refused_high_percent=self._refused[0] if self._refused else None,
+            trial_until_seconds=None if trial is None else trial.at_seconds + trial.wait_seconds,
+            short_nodes=frozenset(self._short),
         )
         for rule in RULES:
             if rule in self.policy.off:
@@ -149,7 +159,10 @@ class Decider:
         elif isinstance(action, SetThresholds) and proposal.direction == "lower":
             self._refused = (int(proposal.numbers["high_percent"]), now_seconds)
         elif isinstance(action, AddHolder) and (rate := proposal.numbers.get("hit_rate")) is not None:
-            self._trial = _Trial(now_seconds, float(rate))
+            self._trial = _Trial(now_seconds, float(rate), self._time_to_show(proposal, action))
+        elif isinstance(action, RemoveHolder | Rebalance) and proposal.rule == "host-short":
+            removed = action.remove if isinstance(action, Rebalance) else action
+            self._short[removed.node] = now_seconds
 
     # -- out
 
@@ -180,6 +193,7 @@ class Decider:
                 self._detached[unit] = dataclasses.replace(kept, at_seconds=now)
         if self._trial is not None and (all_of_it or self._trial.at_seconds > now):
             self._trial = None
+        self._short = {n: now if all_of_it or at > now else at for n, at in self._short.items()}
         if self._refused is not None and (all_of_it or self._refused[1] > now):
             self._refused = (self._refused[0], now)
         self._futile_until_seconds = (
@@ -192,6 +206,7 @@ class Decider:
         self.limits.prune(now)
         if self._refused is not None and now - self._refused[1] >= FORGET_REFUSED_SECONDS:
             self._refused = None
+        self._short = {node: at for node, at in self._short.items() if now - at < self.policy.futile_seconds}
         self._detached = {
             unit: kept
             for unit, kept in self._detached.items()
@@ -203,7 +218,7 @@ class Decider:
         trial = self._trial
         if trial is None:
             return
-        wait = self.policy.settle_seconds + self.policy.window_seconds
+        wait = trial.wait_seconds
         age = picture.now_seconds - trial.at_seconds
         if age < wait:
             return
@@ -222,6 +237,14 @@ class Decider:
             self._futile_in_a_row = 0
             self._futile_until_seconds = picture.now_seconds + self.policy.futile_seconds
 
+    def _time_to_show(self, proposal: Proposal, action: AddHolder) -> float:
+        """New memory is of use when it has been filled, and that takes as long as the pool's turnover says."""
+        policy = self.policy
+        turnovers = float(proposal.numbers.get("turnovers_per_hour", 0.0))
+        capacity = float(proposal.numbers.get("capacity_bytes", 0))
+        fill = action.bytes / capacity / turnovers * HOUR_SECONDS if capacity and turnovers else 0.0
+        return max(policy.settle_seconds, min(FILL_MARGIN * fill, HOUR_SECONDS)) + policy.window_seconds
+
     def _weigh(self, finding: Finding, picture: Picture, around: Circumstances) -> Explanation:
         now, name = picture.now_seconds, finding.name
         if finding.state in {"unknown", "clear"}:
@@ -237,7 +260,7 @@ class Decider:
             return self._told(finding, told or "not bad enough to act")
         since = self._since.setdefault(name, now)
         if finding.proposal is None:
-            return self._told(finding, "nothing can be done")
+            return self._told(finding, finding.waiting or "nothing can be done", finding.until_seconds)
         hold = self.policy.hold_seconds(finding.rule)
         blocked = self._blocked(finding, finding.proposal, picture, around)
         due = since + hold
@@ -287,7 +310,8 @@ class Decider:
             "boot": boot,
             "limits": self.limits.remember(),
             "detached": {unit: dataclasses.asdict(kept) for unit, kept in self._detached.items()},
-            "trial": None if self._trial is None else [self._trial.at_seconds, self._trial.hit_rate_before],
+            "trial": None if self._trial is None else dataclasses.astuple(self._trial),
+            "short": dict(self._short),
             "refused": None if self._refused is None else list(self._refused),
             "futile": [self._futile_in_a_row, self._futile_until_seconds],
             "last": None
@@ -308,8 +332,8 @@ class Decider:
             fresh.limits.recall(kept["limits"])
             fresh._detached = {unit: Detached(**d) for unit, d in kept["detached"].items()}
             if kept["trial"] is not None:
-                at, rate = kept["trial"]
-                fresh._trial = _Trial(float(at), float(rate))
+                fresh._trial = _Trial(*map(float, kept["trial"]))
+            fresh._short = {str(node): float(at) for node, at in kept["short"].items()}
             if kept["refused"] is not None:
                 high, at = kept["refused"]
                 fresh._refused = (int(high), float(at))
@@ -328,6 +352,7 @@ class Decider:
             "_detached",
             "_trial",
             "_refused",
+            "_short",
             "_futile_in_a_row",
             "_futile_until_seconds",
         ):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from typing import Literal
 
 from kvtierd.decide.policy import Policy
@@ -42,6 +42,8 @@ class Finding:
         text: Why, with the numbers.
         proposal: What should be done, when it holds; ``None`` when there is nothing to do.
         key: What its time is counted for: the target, or more finely (a host, a direction).
+        waiting: Why there is nothing to do yet.
+        until_seconds: Until when, where that is known.
     """
 
     rule: str
@@ -50,6 +52,8 @@ class Finding:
     text: str
     proposal: Proposal | None = None
     key: str = ""
+    waiting: str = ""
+    until_seconds: float | None = None
 
     @property
     def name(self) -> tuple[str, str]:
@@ -74,11 +78,15 @@ class Memory:
         detached: By unit, whose L3 was taken away.
         futile_until_seconds: Growing is known to be of no use until then.
         refused_high_percent: At this ``evict_high`` values failed not long ago.
+        trial_until_seconds: Whether the last growth was of use is measured until then; ``None``: none is on trial.
+        short_nodes: Hosts that had to be relieved of a holder not long ago.
     """
 
     detached: Mapping[str, Detached] = dataclasses.field(default_factory=dict)
     futile_until_seconds: float = 0.0
     refused_high_percent: int | None = None
+    trial_until_seconds: float | None = None
+    short_nodes: Set[str] = frozenset()
 
 
 Rule = Callable[[Picture, Policy, Memory], Iterator[Finding]]
@@ -187,8 +195,8 @@ class Holder:
         return RemoveHolder(self.node, self.unit, self.bytes)
 
 
-def emptiest_holder(host: HostPicture, pool: PoolPicture) -> Holder | None:
-    """The added holder of a host that costs least to lose; one whose segment is not known comes last."""
+def holders_of(host: HostPicture, pool: PoolPicture) -> list[Holder]:
+    """The added holders of a host, those that cost least to lose first, those whose segment is not known last."""
     brought = {(s.node, s.unit): s for s in pool.segments if s.unit}
     found = []
     for unit in host.holders:
@@ -198,7 +206,16 @@ def emptiest_holder(host: HostPicture, pool: PoolPicture) -> Holder | None:
             if segment
             else Holder(host.node, unit)
         )
-    return min(found, key=lambda h: (h.bytes == 0, h.used_bytes, h.unit), default=None)
+    return sorted(found, key=lambda h: (h.bytes == 0, h.used_bytes, h.unit))
+
+
+def holder_to_relieve(host: HostPicture, pool: PoolPicture, missing_bytes: float) -> Holder | None:
+    """The smallest added holder that gives a host what it misses, else the largest."""
+    found = holders_of(host, pool)
+    enough = [h for h in found if h.bytes >= missing_bytes]
+    if enough:
+        return min(enough, key=lambda h: h.bytes)
+    return max(found, key=lambda h: h.bytes, default=None)
 
 
 def step_bytes(capacity_bytes: int, policy: Policy) -> int:
@@ -212,13 +229,21 @@ def aligned(size_bytes: int) -> int:
 
 
 def place_for_holder(
-    picture: Picture, policy: Policy, size_bytes: int, *, least_bytes: int, on: str = "", but: str = ""
+    picture: Picture,
+    policy: Policy,
+    memory: Memory,
+    size_bytes: int,
+    *,
+    least_bytes: int,
+    on: str = "",
+    but: str = "",
 ) -> AddHolder | str:
     """Where one more holder fits best: the host with most room, this one among equals; or why nowhere.
 
     Args:
         picture: The node's.
         policy: For the most holders of a host.
+        memory: For hosts that were short not long ago.
         size_bytes: What is wanted.
         least_bytes: Less is not worth it.
         on: Only this host; "" for any.
@@ -231,6 +256,8 @@ def place_for_holder(
         room = known(host.room_bytes)
         if room is None:
             told.append(f"{host.node}: its room is not known")
+        elif host.node in memory.short_nodes:
+            told.append(f"{host.node} was short of memory not long ago")
         elif len(host.holders) >= policy.grow_holders:
             told.append(f"{host.node} has {len(host.holders)} added holders already")
         elif min(aligned(int(room)), size_bytes) < max(least_bytes, 2 * MIB):

@@ -17,6 +17,7 @@ from kvtierd.decide.proposals import (
     AttachL3,
     DetachL3,
     Proposal,
+    RestartUnit,
     opposite_of,
     proposal_from_json,
     proposal_to_json,
@@ -177,6 +178,10 @@ class Limits:
     def _too_soon(self, proposal: Proposal, now: float) -> Blocked | None:
         policy = self._policy
         failures = self.failures.get((proposal.rule, proposal.target), 0)
+        if isinstance(proposal.action, RestartUnit):
+            # A restart that has to be repeated did not help; it is not the same thing as a second holder.
+            before = [d for d in self.done if (d.rule, d.target) == (proposal.rule, proposal.target)]
+            failures = max(failures, len(before))
         cooldown = (
             policy.cooldown_seconds * HASTE.get(proposal.rule, 1.0) * 2 ** min(failures, MOST_DOUBLINGS)
         )
@@ -185,7 +190,7 @@ class Limits:
             if done.target != proposal.target:
                 continue
             if done.rule == proposal.rule:
-                told = f" after {failures} failures" if failures else ""
+                told = f" after {failures} that did not help" if failures else ""
                 waits.append((done.at_seconds + cooldown, f"cool-down{told}"))
             if not proposal.urgent:
                 waits.append((done.at_seconds + policy.settle_seconds, f"{done.rule} acted on it lately"))

@@ -12,8 +12,9 @@ from kvtierd.decide.finding import (
     HOUR_SECONDS,
     Finding,
     Memory,
-    emptiest_holder,
     hit_rate,
+    holder_to_relieve,
+    holders_of,
     hosts_of,
     known,
     place_for_holder,
@@ -52,7 +53,10 @@ def pool_small(picture: Picture, policy: Policy, memory: Memory) -> Iterator[Fin
     if isinstance(pool, str) or isinstance(window, str):
         yield Finding(rule, POOL, "unknown", str(window))
         return
-    turnovers, queries, rate = known(window.turnovers_per_hour), known(window.query_keys), hit_rate(window)
+    hour = pool.windows.get(HOUR_SECONDS) if policy.window < HOUR_SECONDS else None
+    # Eviction comes in bursts of a tenth of the pool, so a short window sees none or too much of it: the hour, once there.
+    turnovers = known((hour or window).turnovers_per_hour)
+    queries, rate = known(window.query_keys), hit_rate(window)
     capacity = known(pool.capacity_bytes)
     if turnovers is None or queries is None or not capacity:
         yield Finding(rule, POOL, "unknown", "turnovers, lookups or capacity are not known")
@@ -60,7 +64,7 @@ def pool_small(picture: Picture, policy: Policy, memory: Memory) -> Iterator[Fin
     if queries < policy.min_queries or rate is None:
         yield Finding(rule, POOL, "clear", f"{queries:.0f} keys looked up say nothing about the hit rate")
         return
-    before = hit_rate(pool.windows.get(HOUR_SECONDS)) if policy.window < HOUR_SECONDS else None
+    before = hit_rate(hour)
     drop = 0.0 if before is None else before - rate
     text = f"the pool turns over {turnovers:.2f} times an hour at a hit rate of {rate:.0%}" + (
         f" ({before:.0%} over the last hour)" if before is not None else ""
@@ -71,6 +75,13 @@ def pool_small(picture: Picture, policy: Policy, memory: Memory) -> Iterator[Fin
         yield Finding(rule, POOL, "clear", text)
     elif turnovers < policy.grow_turnovers or not poor:
         yield Finding(rule, POOL, "between", text)
+    elif known(window.turnovers_per_hour) == 0:
+        yield Finding(rule, POOL, "between", f"{text}, but nothing is evicted now")
+    elif memory.trial_until_seconds is not None:
+        yield Finding(
+            rule, POOL, "holds", text, waiting="whether the last growth is of use is still being measured",
+            until_seconds=memory.trial_until_seconds,
+        )  # fmt: skip
     else:
         step = step_bytes(int(capacity), policy)
         numbers: dict[str, float | int | str] = {
@@ -97,7 +108,7 @@ def _grow(
             "see which engine asks for what never comes back"
         )
     else:
-        place = place_for_holder(picture, policy, step, least_bytes=int(step * LEAST_STEP))
+        place = place_for_holder(picture, policy, memory, step, least_bytes=int(step * LEAST_STEP))
         if isinstance(place, AddHolder):
             action = place
         elif any(h.room_bytes is not None for h in hosts_of(picture, policy)):
@@ -129,8 +140,8 @@ def pool_idle(picture: Picture, policy: Policy, _memory: Memory) -> Iterator[Fin
     if use > policy.idle_use or turnovers > IDLE_TURNOVERS:
         yield Finding(rule, POOL, "between", text)
         return
-    victims = (emptiest_holder(host, pool) for host in hosts_of(picture, policy))
-    victim = min((v for v in victims if v and v.bytes), key=lambda v: (v.used_bytes, v.unit), default=None)
+    victims = (holder for host in hosts_of(picture, policy) for holder in holders_of(host, pool))
+    victim = min((v for v in victims if v.bytes), key=lambda v: (v.used_bytes, v.unit), default=None)
     numbers: dict[str, float | int | str] = {"use": use, "turnovers_per_hour": turnovers}
     if victim is None:
         advice = Advise("the pool is larger than its traffic needs: [pool] dram can be smaller")
@@ -147,7 +158,7 @@ def pool_idle(picture: Picture, policy: Policy, _memory: Memory) -> Iterator[Fin
     )  # fmt: skip
 
 
-def host_short(picture: Picture, policy: Policy, _memory: Memory) -> Iterator[Finding]:
+def host_short(picture: Picture, policy: Policy, memory: Memory) -> Iterator[Finding]:
     """A host has less memory than must stay for it: an added holder there goes, or moves to a host with room."""
     rule = "host-short"
     pool = pool_of(picture, policy)
@@ -169,15 +180,19 @@ def host_short(picture: Picture, policy: Policy, _memory: Memory) -> Iterator[Fi
             yield Finding(rule, POOL, "between", text, key=host.node)
         else:
             yield _finding(
-                rule, _relieve(host, pool, picture, policy), text, key=host.node, severity="error", urgent=True,
+                rule, _relieve(host, pool, picture, policy, memory), text, key=host.node, severity="error", urgent=True,
                 numbers={"available_bytes": int(available), "headroom_bytes": host.headroom_bytes},
                 expected="the host has its reserve again",
                 verified_by="the holder's segment is gone and the host's available memory rises",
             )  # fmt: skip
 
 
-def _relieve(host: HostPicture, pool: PoolPicture, picture: Picture, policy: Policy) -> Action:
-    victim = emptiest_holder(host, pool)
+def _relieve(
+    host: HostPicture, pool: PoolPicture, picture: Picture, policy: Policy, memory: Memory
+) -> Action:
+    victim = holder_to_relieve(
+        host, pool, host.headroom_bytes * SHORT_CLEAR - (known(host.available_bytes) or 0)
+    )
     if victim is None:
         return Advise(
             f"{host.node} is short of memory and has no added pool holder: make [pool] dram smaller, or see what takes it"
@@ -186,14 +201,14 @@ def _relieve(host: HostPicture, pool: PoolPicture, picture: Picture, policy: Pol
     turnovers = known(window.turnovers_per_hour) if window else None
     if victim.bytes and turnovers is not None and turnovers >= policy.grow_turnovers / 2:
         place = place_for_holder(
-            picture, policy, victim.bytes, least_bytes=int(victim.bytes * LEAST_STEP), but=host.node
+            picture, policy, memory, victim.bytes, least_bytes=int(victim.bytes * LEAST_STEP), but=host.node
         )
         if isinstance(place, AddHolder):
             return Rebalance(place, victim.removal)
     return victim.removal
 
 
-def pool_unbalanced(picture: Picture, policy: Policy, _memory: Memory) -> Iterator[Finding]:
+def pool_unbalanced(picture: Picture, policy: Policy, memory: Memory) -> Iterator[Finding]:
     """One node's segments are full and evict while another's have room."""
     rule = "pool-unbalanced"
     pool = pool_of(picture, policy)
@@ -218,7 +233,7 @@ def pool_unbalanced(picture: Picture, policy: Policy, _memory: Memory) -> Iterat
         yield Finding(rule, POOL, "between", text)
     else:
         yield _finding(
-            rule, _balance(full, idle, pool, picture, policy), text,
+            rule, _balance(full, idle, pool, picture, policy, memory), text,
             numbers={"most_used": most, "least_used": least, "evicted_keys_per_second": evicted},
             expected=f"{full} evicts less", verified_by="the difference in use between the two nodes falls",
         )  # fmt: skip
@@ -239,17 +254,19 @@ def _use_by_node(pool: PoolPicture) -> dict[str, float] | None:
     return {node: min(used[node] / size, 1.0) for node, size in total.items() if size > 0} or None
 
 
-def _balance(full: str, idle: str, pool: PoolPicture, picture: Picture, policy: Policy) -> Action:
+def _balance(
+    full: str, idle: str, pool: PoolPicture, picture: Picture, policy: Policy, memory: Memory
+) -> Action:
     host = next((h for h in hosts_of(picture, policy) if h.node == idle), None)
-    spare = emptiest_holder(host, pool) if host else None
-    size = spare.bytes if spare and spare.bytes else step_bytes(pool.capacity_bytes or 0, policy)
-    place = place_for_holder(picture, policy, size, least_bytes=int(size * LEAST_STEP), on=full)
+    spare = next((h for h in holders_of(host, pool) if h.bytes), None) if host else None
+    size = spare.bytes if spare else step_bytes(pool.capacity_bytes or 0, policy)
+    place = place_for_holder(picture, policy, memory, size, least_bytes=int(size * LEAST_STEP), on=full)
     if not isinstance(place, AddHolder):
         return Advise(
             f"the pool's memory is on {idle} and its writers on {full}, which cannot take more: {place}; move an engine"
             f" to {idle}, or give {full} a larger [pool] dram"
         )
-    return Rebalance(place, spare.removal) if spare and spare.bytes else place
+    return Rebalance(place, spare.removal) if spare else place
 
 
 def idle_memory(picture: Picture, policy: Policy, _memory: Memory) -> Iterator[Finding]:

@@ -519,7 +519,7 @@ class PolicySettings(Section):
 
     actions_per_hour: int = Field(6, ge=0, le=1000, description="most actions an hour, of all rules together")
     disruptive_per_hour: int = Field(
-        2, ge=0, le=1000, description="of these, most that restart something or throw keys away"
+        4, ge=0, le=1000, description="of these, most that restart something or throw keys away"
     )
     engine_actions_per_hour: int = Field(3, ge=0, le=1000, description="most actions an hour on one engine")
     cooldown: Duration = Field(900.0, description="least time between two actions of one rule on one target")
@@ -545,7 +545,10 @@ class PolicySettings(Section):
         0.1,
         description="pool-small: or with one that fell by so much against the last hour's, however high it is",
     )
-    grow_hold: Duration = Field(300.0, description="pool-small: that long it must have been so")
+    grow_hold: Duration = Field(
+        600.0,
+        description="pool-small, pool-unbalanced, zero-hits: that long it must have been so",
+    )
     grow_step: Size = Field(
         0, description="pool-small, pool-unbalanced: size of an added holder; 0: a quarter of the pool"
     )
@@ -556,7 +559,8 @@ class PolicySettings(Section):
         0.02, description="pool-small: a growth that raises the hit rate by less was futile"
     )
     futile: Duration = Field(
-        21600.0, description="pool-small: after a futile growth the pool does not grow for that long"
+        21600.0,
+        description="pool-small: no growth for so long after two that were futile, nor on a host that was short",
     )
     min_queries: int = Field(
         200, ge=1, description="rules on hit rates: fewer keys looked up in the window say nothing"

@@ -62,8 +62,13 @@ def test_it_is_explained_all_the_way():
     assert decider.last.proposal.rule == "pool-small"
     play(decider, at(NOW + 310, SMALL), 310)
     told = verdict(decider, "pool-small")
-    assert told.verdict.startswith("cool-down")
+    assert "still being measured" in told.verdict
     assert told.next_seconds == NOW + 300 + 900
+    decider = Decider(policy())
+    play(decider, SMALL, 610, succeed=False)
+    told = verdict(decider, "pool-small")
+    assert told.verdict == "cool-down after 1 that did not help: 24m50s more"
+    assert told.next_seconds == NOW + 300 + 1800
     assert {e.rule for e in decider.explain()} == set(RULES)
     assert all(e.text and e.verdict for e in decider.explain())
 
@@ -163,7 +168,7 @@ def test_an_action_of_which_nothing_is_heard_has_failed_and_the_cool_down_is_lon
     play(decider, at(NOW + 405, SMALL), 900, succeed=None)
     assert decider.last.outcome == "failed"
     assert "no word" in decider.last.text
-    assert "cool-down after 1 failures" in verdict(decider, "pool-small").verdict
+    assert "cool-down after 1 that did not help" in verdict(decider, "pool-small").verdict
 
 
 def test_each_failure_doubles_the_cool_down_up_to_eight_times():
@@ -226,7 +231,10 @@ def test_budgets():
     lost = (*tuple(engine(str(i), registered=False, group=f"g{i}") for i in range(9)), engine("fine"))
     decider = Decider(policy(disruptive_per_hour=2))
     assert len(actions(play(decider, picture(engines=lost), 1800))) == 2
-    assert "budget: 2 of 2 disruptive actions" in verdict(decider, "engine-unregistered").verdict
+    assert (
+        "budget: 2 of 2 disruptive actions"
+        in verdict(decider, "engine-unregistered", "kvtier-engine-5").verdict
+    )
     decider = Decider(policy(actions_per_hour=3, disruptive_per_hour=9))
     assert len(actions(play(decider, picture(engines=lost), 1800))) == 3
     decider = Decider(policy(engine_actions_per_hour=1, cooldown_seconds=0.0, settle_seconds=0.0))

@@ -139,7 +139,7 @@ def drive(steps, policy=HASTY, restart_every=0):
     return log
 
 
-COMMON = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+COMMON = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @COMMON
@@ -210,7 +210,7 @@ def test_the_runs_are_not_empty():
     seen = set()
 
     @settings(
-        max_examples=40,
+        max_examples=25,
         deadline=None,
         database=None,
         derandomize=True,

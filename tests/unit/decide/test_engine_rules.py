@@ -212,7 +212,7 @@ def other(**changes):
         (replace(with_one(hour=ZERO), engines_elsewhere=other(block_tokens=64)), "128 tokens, those of"),
         (replace(with_one(hour=ZERO), pool=pool(capacity_bytes=0)), "the pool has no memory"),
         (replace(with_one(hour=ZERO), pool=pool(stored_keys=0)), "nothing is stored"),
-        (replace(with_one(hour=ZERO), engines_elsewhere=other(model="llama", hash_seed="7", group="")), "no cause can be seen"),
+        (replace(with_one(hour=ZERO), engines_elsewhere=other(model="llama", hash_seed="7", group="")), "no cause"),
         (replace(with_one(hour=ZERO), pool=None), "no cause can be seen"),
         (with_one(hour=ZERO, hash_seed=None), "no cause can be seen"),
     ],

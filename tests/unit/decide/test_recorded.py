@@ -70,12 +70,20 @@ def test_a_recording_tells_what_would_have_been_decided_and_when():
     assert told["action"] == {"kind": "AddHolder", "node": "b", "bytes": 16 * GIB}
     assert told["text"] == "add a pool holder of 16 GiB on b"
     assert found.kept_back["pool-small"]["holds"] > 50
-    assert found.kept_back["pool-small"]["cool-down"] > 50
+    assert found.kept_back["pool-small"]["whether the last growth is of use is still being measured"] > 50
 
 
 def test_another_policy_decides_otherwise():
     lines = recording(1500)
-    assert len(replay(pictures_of(lines), policy(grow_hold_seconds=60.0, cooldown_seconds=300.0)).decided) > 2
+    assert (
+        len(
+            replay(
+                pictures_of(lines),
+                policy(grow_hold_seconds=60.0, cooldown_seconds=300.0, settle_seconds=60.0),
+            ).decided
+        )
+        > 2
+    )
     assert replay(pictures_of(lines), policy(off=("pool-small", "idle-memory"))).decided == ()
     assert replay(pictures_of(recording(1500, QUIET)), policy()).decided == ()
 
