@@ -15,7 +15,7 @@ PYTEST_UNIT := tests/unit tests/sim $(PLUGINS:%=%/tests)
 ELECTIONS ?= 100000
 SEED ?=
 
-.PHONY: help setup demo test test-fast sim sim-mutants sim-policy test-cluster test-engines test-systemd test-packages packages lint proto bench bench-engines lock clean
+.PHONY: help setup demo test test-fast sim sim-mutants sim-policy test-cluster test-observe test-engines test-systemd test-packages packages lint proto bench bench-engines lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -58,6 +58,9 @@ sim-policy: setup  ## the rules in the loop with a modelled pool, SEEDS=N runs e
 
 test-cluster: setup  ## whole clusters of real daemons and what each fault costs them, as a table (half an hour; with root in network namespaces too)
 	$(BIN)/pytest -rs $(BETWEEN_NODES) tests/etcd tests/cluster $(PYTEST_ARGS)
+
+test-observe: setup  ## dashboards, alerts and the status page in the real Prometheus and Chromium (says what is missing)
+	$(BIN)/pytest -rs tests/observe $(PYTEST_ARGS)
 
 test-engines: setup  ## real vLLM and real SGLang on the CPU; installs them into a cache outside the checkout (minutes, GBs)
 	-$(BIN)/python plugins/kvtierd-vllm/engine-env/setup.py

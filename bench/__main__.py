@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench import decide, endpoint, engines, node, units
+from bench import decide, endpoint, engines, node, observe, units
 from bench.report import print_table
 
-print_table([*node.rows(), *decide.rows(), *units.rows(), *endpoint.rows(), *engines.rows()])
+print_table([*node.rows(), *decide.rows(), *units.rows(), *endpoint.rows(), *engines.rows(), *observe.rows()])

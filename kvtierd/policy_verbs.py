@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Iterable, Iterator
 from typing import Protocol
@@ -158,13 +157,12 @@ def _explanation(told: Explanation, now: float) -> pb.Explanation:
 
 
 def _entry(entry: Entry) -> pb.ActionEntry:
-    kept = dataclasses.asdict(entry)
     return pb.ActionEntry(
         id=entry.id,
         at=entry.at_unix_seconds,
         ended=entry.ended_unix_seconds,
         **{
-            k: str(kept[k])
+            k: str(getattr(entry, k))
             for k in ("rule", "target", "what", "why", "precondition", "state", "outcome", "undo", "node", "step")
         },
     )  # fmt: skip

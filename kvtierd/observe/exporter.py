@@ -8,11 +8,9 @@ import time
 from collections.abc import Callable
 from typing import Final, NamedTuple, Self
 
-from prometheus_client.exposition import generate_latest
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
-
 from kvtierd.errors import KvtierError
-from kvtierd.observe.families import Collected, Exported, metric_families
+from kvtierd.observe.encode import encode
+from kvtierd.observe.families import Exported, metric_families
 from kvtierd.observe.http_server import HttpServer, Request, Response
 from kvtierd.observe.page import load_page
 from kvtierd.observe.status import History, status_json
@@ -151,16 +149,11 @@ class Exporter:
                 self.history.add(picture)
 
     def _metrics(self, request: Request) -> Response:
-        if "application/openmetrics-text" in request.headers.get("accept", ""):
-            return Response(self._made("openmetrics", self._openmetrics), OPENMETRICS)
-        return Response(self._made("text", self._text), TEXT)
-
-    def _text(self) -> bytes:
-        return generate_latest(Collected(metric_families(self._look())))
-
-    def _openmetrics(self) -> bytes:
-        encode: Callable[[Collected], bytes] = generate_openmetrics
-        return encode(Collected(metric_families(self._look())))
+        openmetrics = "application/openmetrics-text" in request.headers.get("accept", "")
+        kind = OPENMETRICS if openmetrics else TEXT
+        return Response(
+            self._made(kind, lambda: encode(metric_families(self._look()), openmetrics=openmetrics)), kind
+        )
 
     def _status(self, _: Request) -> Response:
         body = self._made("status", lambda: status_json(self._look(), self.history))

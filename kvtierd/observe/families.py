@@ -8,7 +8,8 @@ keys, requests or error texts; how many there can be is bounded here, and what i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple, TypeVar
 
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -89,7 +90,7 @@ def metric_families(state: Exported) -> list[Metric]:
     found: dict[str, list[_Sample]] = {}
     left = _Left()
     for sample in _samples(state, left):
-        if sample.value is not None:
+        if sample.value is not None and math.isfinite(sample.value):
             found.setdefault(sample.name, []).append(sample)
     found["kvtierd_exporter_left_out"] = [_Sample("kvtierd_exporter_left_out", float(left.out))]
     families: list[Metric] = []
@@ -243,14 +244,3 @@ def _host(host: HostPicture, now: float, left: _Left) -> Iterator[_Sample]:
 def _label(text: str) -> str:
     """A label's value: bounded, and something that can be encoded whatever it came from."""
     return text[:MOST_LABEL_CHARS].encode("utf-8", "replace").decode()
-
-
-class Collected:
-    """A registry for prometheus-client's encoders: these families, once made."""
-
-    def __init__(self, families: Iterable[Metric]) -> None:
-        self._families = tuple(families)
-
-    def collect(self) -> Iterable[Metric]:
-        """What the encoders ask for."""
-        return self._families

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from kvtierd.errors import MemcacheError
-from kvtierd.plan.samples import only_samples
+from kvtierd.plan.samples import Sample as OurSample
+from kvtierd.plan.samples import only_samples, read_samples
 
 PREFIX: Final = "memcache_"
 MOST_SEGMENTS: Final = 4096
@@ -52,7 +53,6 @@ _STORED: Final = f"{PREFIX}stored_keys"
 _NAMES: Final = frozenset(
     {
         _STORED,
-        *_SEGMENT,
         *_MEDIUM,
         *(f"{PREFIX}{name}" for names in _COUNTERS.values() for name in names),
     }
@@ -100,7 +100,7 @@ def read_meta_metrics(text: str) -> MetaMetrics:
     if len(text) > MOST_CHARS:
         raise _unreadable(f"they have {len(text)} characters; the limit is {MOST_CHARS}")
     lines = only_samples(text, _NAMES)
-    if not lines:
+    if not lines and not any(name in text for name in _SEGMENT):
         begin = " ".join(text[: 4 * _SHOWN_CHARS].split())[:_SHOWN_CHARS]
         kind = "a web page" if begin.lower().startswith(("<!doctype", "<html")) else "no metric of MemCache's"
         raise _unreadable(
@@ -111,10 +111,11 @@ def read_meta_metrics(text: str) -> MetaMetrics:
     segments: dict[str, Room] = {}
     media: dict[str, Room] = {}
     stored_keys = None
-    for name, labels, value, *_ in _samples(lines, problems):
-        if name in _SEGMENT:
+    for name, found in _segment_samples(text, problems).items():
+        for labels, value in found:
             _note_room(segments, labels.get("segment"), name, _SEGMENT[name], value, problems)
-        elif name in _MEDIUM:
+    for name, labels, value, *_ in _samples(lines, problems):
+        if name in _MEDIUM:
             _note_room(media, labels.get("medium"), name, _MEDIUM[name], value, problems)
         elif name == _STORED:
             stored_keys = _whole(name, value, problems)
@@ -126,6 +127,15 @@ def read_meta_metrics(text: str) -> MetaMetrics:
         if any(PREFIX + theirs in counts for theirs in names)
     }
     return MetaMetrics(counters, stored_keys, segments, media, tuple(problems[:_MOST_PROBLEMS]))
+
+
+def _segment_samples(text: str, problems: list[str]) -> Mapping[str, Sequence[OurSample]]:
+    """There can be hundreds of segments, at every scrape: read by what is many times faster than a general parser."""
+    try:
+        return read_samples(text, _SEGMENT)
+    except ValueError as error:
+        problems.append(str(error)[:_SHOWN_CHARS])
+        return {}
 
 
 def _samples(lines: str, problems: list[str]) -> Iterable[Sample]:

@@ -138,7 +138,7 @@ async def test_it_shows_tiers_units_history_and_events(tmp_path):
         await page.until("return document.getElementById('node').textContent === 'host-0'")
         text = await page.run("return document.body.innerText")
         for words in (
-            "joinable", "80.0 %", "25.0 %", "kvtier-engine-e1", "degraded", "slow", "event 8", "master host-0",
+            "joinable", "80.0 %", "25.0 %", "kvtier-engine-e1", "degraded", "slow", "event 8", "master of the cluster",
             "123,456", "50.0 GiB of 64.0 GiB", "1.5", "90 ms", "1.2 s", "npu 1 is not well",
         ):  # fmt: skip
             assert words in text, words
@@ -148,7 +148,8 @@ async def test_it_shows_tiers_units_history_and_events(tmp_path):
         assert len(lines) == 4, "two tiers with figures, each in two runs around the hole"
         assert all(points > 50 for points in lines)
         heights = await page.run(
-            "return document.querySelectorAll('#tiers polyline.L3')[1].getAttribute('points').split(' ').map(p => +p.split(',')[1])"
+            "return document.querySelectorAll('#tiers polyline.L3')[1].getAttribute('points')"
+            ".split(' ').map(p => +p.split(',')[1])"
         )
         assert heights[0] > heights[-1], "a rising rate goes up"
         assert await page.run("return document.querySelectorAll('#evictions polyline').length") == 1

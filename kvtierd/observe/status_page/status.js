@@ -62,7 +62,8 @@ const GOOD = {ready: "ok", joinable: "ok", failed: "bad", down: "bad"};
 function show(s) {
   document.title = "kvtierd " + s.node;
   $("node").textContent = s.node || "no plan yet";
-  const part = s.cluster.role ? s.cluster.role + (s.cluster.master ? ", master " + s.cluster.master : ", no master known") : "single node";
+  const known = s.cluster.master ? "follows " + s.cluster.master : "knows no master";
+  const part = !s.cluster.role ? "single node" : s.cluster.role === "master" ? "master of the cluster" : known;
   $("about").textContent = "kvtierd " + s.version + " \u00b7 " + part + (s.cluster.paused ? " \u00b7 paused" : "");
   $("tier").textContent = s.tier.state.replace("_", " ");
   $("tier").className = GOOD[s.tier.state] || "warn";

@@ -8,7 +8,8 @@ from prometheus_client.openmetrics import exposition, parser
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvtierd.observe.declared import DECLARED
-from kvtierd.observe.families import MOST, ClusterFacts, Collected, Exported, metric_families
+from kvtierd.observe.encode import encode
+from kvtierd.observe.families import MOST, ClusterFacts, Exported, metric_families
 from kvtierd.observe.picture import Picture
 from kvtierd.units.unit_state import UnitState
 
@@ -33,15 +34,34 @@ def test_a_full_state_has_a_value_for_every_declared_metric():
     )
 
 
-def test_both_formats_can_be_read_again_by_their_own_parsers():
-    families = Collected(metric_families(full()))
-    text = generate_latest(families).decode()
-    told = {s.name for f in text_string_to_metric_families(text) for s in f.samples}
-    assert told == set(DECLARED)
-    openmetrics = exposition.generate_latest(families).decode()
-    assert openmetrics.endswith("# EOF\n")
-    told = {s.name for f in parser.text_string_to_metric_families(openmetrics) for s in f.samples}
-    assert told == set(DECLARED)
+class Collected:
+    def __init__(self, families):
+        self.families = families
+
+    def collect(self):
+        return self.families
+
+
+def as_set(families):
+    return {
+        (f.name, f.type, s.name, tuple(sorted(s.labels.items())), s.value)
+        for f in families
+        for s in f.samples
+    }
+
+
+@pytest.mark.parametrize("state", [full(), full(picture=picture(engines=(engine(0, unit='a"b\\c\nd'),)))])
+def test_both_formats_say_what_the_librarys_own_encoders_say(state):
+    families = metric_families(state)
+    for openmetrics, theirs, read in (
+        (False, generate_latest, text_string_to_metric_families),
+        (True, exposition.generate_latest, parser.text_string_to_metric_families),
+    ):
+        ours = encode(families, openmetrics=openmetrics).decode()
+        found = as_set(read(ours))
+        assert found == as_set(read(theirs(Collected(families)).decode()))
+        assert len(found) == sum(len(f.samples) for f in families)
+        assert ours.endswith("# EOF\n") == openmetrics
 
 
 def test_names_follow_prometheus_rules():
@@ -114,7 +134,7 @@ def test_cardinality_is_bounded_and_what_is_left_out_is_counted():
 
 def test_two_of_the_same_name_do_not_break_the_scrape():
     state = full(picture=picture(engines=(engine(0), engine(0))))
-    text = generate_latest(Collected(metric_families(state))).decode()
+    text = encode(metric_families(state), openmetrics=False).decode()
     lines = [line for line in text.splitlines() if not line.startswith("#")]
     assert len({line.rpartition(" ")[0] for line in lines}) == len(lines)
 
@@ -122,14 +142,10 @@ def test_two_of_the_same_name_do_not_break_the_scrape():
 @pytest.mark.parametrize("name", ['a"b\\c\nd', "\ud800", "x" * 5000, "é", ""])
 def test_labels_are_escaped_and_bounded(name):
     state = full(picture=picture(engines=(engine(0, unit=name),)))
-    for encode in (generate_latest, exposition.generate_latest):
-        text = encode(Collected(metric_families(state))).decode()
+    for openmetrics in (False, True):
+        text = encode(metric_families(state), openmetrics=openmetrics).decode()
         assert max(len(line) for line in text.splitlines()) < 400
-        read = (
-            text_string_to_metric_families
-            if encode is generate_latest
-            else parser.text_string_to_metric_families
-        )
+        read = parser.text_string_to_metric_families if openmetrics else text_string_to_metric_families
         labels = {s.labels["engine"] for f in read(text) for s in f.samples if "engine" in s.labels}
         assert labels == {name[:128].encode("utf-8", "replace").decode()}
 
@@ -161,3 +177,11 @@ def test_a_state_is_not_changed_by_being_shown():
     copy = dataclasses.replace(state)
     metric_families(state)
     assert state == copy
+
+
+def test_a_value_that_is_not_finite_is_unknown():
+    state = full(
+        picture=picture(engines=(engine(0, ttft_p50_seconds=float("nan"), l1_used_ratio=float("inf")),))
+    )
+    names = {name for name, _ in samples(state)}
+    assert not {"kvtierd_engine_ttft_p50_seconds", "kvtierd_engine_l1_used_ratio"} & names
