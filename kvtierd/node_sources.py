@@ -53,7 +53,7 @@ class NodeSources:
             cluster=self._cluster,
             engines=self._engines,
             pool=self._pool,
-            headroom_bytes=lambda: self._node.settings.policy.host_free,
+            headroom_bytes=lambda: self._node.settings.pool.host_free,
             holders=self._holders,
             room_bytes=self._room,
             peers=self._peers,
@@ -154,7 +154,7 @@ class NodeSources:
         return tuple(u.id for u in plan.units if u.id.startswith(prefix)) if plan is not None else ()
 
     def _room(self, host: HostPicture) -> int | None:
-        plan, policy = self._node.plan, self._node.settings.policy
+        plan, pool = self._node.plan, self._node.settings.pool
         if plan is None or host.available_bytes is None:
             return None
         in_shm = plan.pool.protocol == SHARED_MEMORY_PROTOCOL and not plan.hugepages.pages
@@ -166,7 +166,7 @@ class NodeSources:
             added=len(host.holders),
             available_bytes=host.available_bytes,
             keep_free_bytes=2
-            * policy.host_free,  # or the rule for a host that is short would take it away again
+            * pool.host_free,  # or the rule for a host that is short would take it away again
             shm_free_bytes=host.shm_free_bytes if in_shm else None,
         )
 

@@ -43,7 +43,6 @@ class Policy:
     idle_use: float
     idle_hold_seconds: float
     short_hold_seconds: float
-    host_free_bytes: int
     unbalanced: float
     idle_room: float
     value_headroom: float

@@ -152,6 +152,11 @@ class PoolSettings(Section):
         description="kernel: the kernel spreads the hugepages; spread: evenly and verified by NUMA node",
     )
     headroom: Size = Field(4 * 1024**3, description="hugepage memory on top of the pool", examples=["4GiB"])
+    host_free: Size = Field(
+        "4GiB", validate_default=True,
+        description="memory that must stay available: below it an added pool holder goes; to add one, twice as much",
+        examples=["4GiB"],
+    )  # fmt: skip
     host_reserve: Size | None = Field(
         None,
         description="memory that must stay for the host; default: the larger of 16 GiB and 10 % of all memory",
@@ -571,11 +576,6 @@ class PolicySettings(Section):
     short_hold: Duration = Field(
         30.0, description="host-short: a host must have had less than its reserve for that long"
     )
-    host_free: Size = Field(
-        "4GiB", validate_default=True,
-        description="host-short, pool-small: memory that must stay available on a host; to add a holder, twice as much",
-        examples=["4GiB"],
-    )  # fmt: skip
     unbalanced: Share = Field(
         0.4, description="pool-unbalanced: difference in use between the fullest and the emptiest node"
     )

@@ -272,6 +272,7 @@ logs = "{directory}/logs"
 [pool]
 dram = "{pool}"
 host_reserve = "256MiB"
+host_free = "256MiB"
 
 [meta]
 port = {ports[0]}
@@ -282,9 +283,6 @@ metrics_port = {ports[4]}
 
 [observe]
 exporter = "127.0.0.1:{ports[6]}"
-
-[policy]
-host_free = "256MiB"
 
 [daemon]
 backend = "{backend}"

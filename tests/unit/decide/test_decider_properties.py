@@ -210,7 +210,7 @@ def test_the_runs_are_not_empty():
     seen = set()
 
     @settings(
-        max_examples=25,
+        max_examples=80,
         deadline=None,
         database=None,
         derandomize=True,
