@@ -210,7 +210,7 @@ def test_the_runs_are_not_empty():
     seen = set()
 
     @settings(
-        max_examples=80,
+        max_examples=40,
         deadline=None,
         database=None,
         derandomize=True,
@@ -221,4 +221,4 @@ def test_the_runs_are_not_empty():
         seen.update(p.rule for _, _, p, _ in drive(steps) if not p.is_advice)
 
     watch()
-    assert len(seen) >= 4, seen
+    assert len(seen) >= 3, seen
