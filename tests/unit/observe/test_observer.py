@@ -178,6 +178,24 @@ async def test_metrics_of_an_earlier_run_are_forgotten(host, clock):
         await observer.close()
 
 
+async def test_an_answer_that_comes_after_the_next_run_began_is_not_that_runs(host, clock, monkeypatch):
+    monkeypatch.setattr(module, "WAIT_SECONDS", 0.05)
+    meta = Meta()
+    meta.drip_seconds, meta.answer = 0.01, http(b"memcache_stored_keys 7\n")
+    async with meta.serve() as url:
+        current = ["meta-1"]
+        observer = Observer(
+            sources(pool=lambda: PoolSource(current[0], metrics_base_url=url)), view=host, clock=clock
+        )
+        await observer.step()
+        current[0] = "meta-2"
+        await observer.step()
+        await asyncio.sleep(1.2)
+        assert meta.asked == 1
+        assert (await observer.step()).pool.stored_keys is None
+        await observer.close()
+
+
 async def test_it_is_not_asked_while_it_does_not_run(host, clock):
     meta = Meta()
     async with meta.serve() as url:
