@@ -365,7 +365,7 @@ def test_a_full_disk_in_the_state_directory(tmp_path):
         pytest.skip("needs root: mounts a tiny file system")
     state = tmp_path / "state"
     state.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(state)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(state)], check=True)
     try:
         node = DemoNode(quiet, pool="64MiB", wait=False, orderly=False)
         text = node.settings.read_text()
