@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -19,6 +20,7 @@ from kvtierd.act.executor import Executor, Outcome
 from kvtierd.act.holders import Holders, Requests
 from kvtierd.act.journal import ActionJournal
 from kvtierd.cluster.clock import boottime_seconds
+from kvtierd.cluster.hello import NodeFacts
 from kvtierd.cluster.peer_server import HolderChange
 from kvtierd.decide.decider import Decider
 from kvtierd.decide.limits import Circumstances
@@ -43,6 +45,7 @@ STATE_FILE = "decider.json"
 MOST_STATE_BYTES = 4 * 1024 * 1024
 KEEP_SECONDS = 10.0  # at most so often the decider's memory is written when nothing was decided
 PICTURE_SECONDS = 15.0
+HEARD_SECONDS = 30.0  # what a node said longer ago of what it does says nothing any more
 KEPT_PICTURES = 240  # an hour
 
 
@@ -88,13 +91,32 @@ class Pilot:
         """The node takes part in a cluster: others hear of its memory, and its master may have holders changed."""
         self._mastership = mastership
         self._sources.mastership = self._hands.mastership = mastership
-        mastership.tell_more = lambda facts: self._sources.tell(facts, self.observer.picture)
+        mastership.tell_more = self._tell
         mastership.part.network.desk.change_holders = self._change_holders
 
     @property
     def acting(self) -> bool:
         """Something is being carried out."""
         return bool(self._acting)
+
+    # -- what nodes know of each other's disturbances
+
+    def _tell(self, facts: NodeFacts) -> NodeFacts:
+        flights = self.decider.limits.flights.values()
+        busy = {f.proposal.group for f in flights if f.proposal.disruptive}
+        told = self._sources.tell(facts, self.observer.picture)
+        return dataclasses.replace(told, busy_groups=tuple(sorted(busy)))
+
+    def _busy_elsewhere(self) -> frozenset[str]:
+        if self._mastership is None:
+            return frozenset()
+        now = boottime_seconds()
+        return frozenset(
+            group
+            for link in self._mastership.part.network.links.values()
+            if link.facts is not None and now - (link.facts_at_seconds or 0.0) < HEARD_SECONDS
+            for group in link.facts.busy_groups
+        )
 
     # -- the loop's part
 
@@ -128,7 +150,11 @@ class Pilot:
         if not self.pictures or picture.now_seconds - self.pictures[-1].now_seconds >= PICTURE_SECONDS:
             self.pictures.append(picture)
         clustered = node.settings.cluster.mode != "standalone"
-        around = Circumstances(paused=node.paused is not None, no_master=clustered and not node.master)
+        around = Circumstances(
+            paused=node.paused is not None,
+            no_master=clustered and not node.master,
+            busy_groups=self._busy_elsewhere(),
+        )
         proposals = self.decider.step(picture, around)
         for proposal in proposals:
             self._take_up(proposal)
@@ -149,6 +175,8 @@ class Pilot:
             self.journal.note(proposal, "dry run")
             return
         node.events.add(proposal.severity, "policy.acts", f"{told}; {proposal.action.text}", unit=unit)
+        if proposal.disruptive and self._mastership is not None:
+            self._mastership.hear_from_all()  # they hear of it with the same words
         task = asyncio.create_task(self._act(proposal, unit))
         self._acting.add(task)
         task.add_done_callback(self._acting.discard)

@@ -113,7 +113,7 @@ def policy_lines(policy: dict[str, Any], adjusted: dict[str, Any], problems: lis
     lines = ["[policy] in force (* not the default):"]
     width = max(map(len, policy))
     lines += [
-        f"{'*' if policy[key] != defaults.get(key) else ' '} {key:<{width}}  {json.dumps(policy[key])}"
+        f"{'*' if policy[key] != defaults.get(key) else ' '} {key:<{width}}  {_shown(key, policy[key])}"
         for key in policy
     ]
     lines += ["", "changed beside the settings:"]
@@ -126,6 +126,19 @@ def policy_lines(policy: dict[str, Any], adjusted: dict[str, Any], problems: lis
     ]
     lines += [*changed, "  kvtierctl policy reset takes it back"] if changed else ["  nothing"]
     return [*lines, *(f"! {text}" for text in problems)]
+
+
+def _shown(key: str, value: Any) -> str:
+    """As one would write it in the settings."""
+    from kvtierd.settings.model import PolicySettings
+
+    field = PolicySettings.model_fields.get(key)
+    kind = str(field.metadata) if field is not None else ""
+    if "parse_duration" in kind:
+        return format_duration(value)
+    if "parse_size" in kind:
+        return format_size(value)
+    return json.dumps(value)
 
 
 @policy_app.command()

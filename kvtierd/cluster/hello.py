@@ -63,6 +63,7 @@ class NodeFacts:
         memory: Of its host; ``None``: not known (yet).
         ranks: Members of the pool there.
         engines: Its engines that use the pool.
+        busy_groups: Groups of engines in which its policy does something disruptive now; "*": in the whole pool.
     """
 
     node: str
@@ -82,6 +83,7 @@ class NodeFacts:
     memory: HostMemory | None = None
     ranks: tuple[OwnRank, ...] = ()
     engines: tuple[EngineFacts, ...] = ()
+    busy_groups: tuple[str, ...] = ()
 
 
 def differences(mine: NodeFacts, theirs: NodeFacts) -> tuple[str, ...]:

@@ -267,6 +267,7 @@ def facts_to_wire(facts: NodeFacts) -> pb.NodeFacts:
             )
             for e in facts.engines[:MOST_ENGINES]
         ],
+        busy_groups=facts.busy_groups[:MOST_ENGINES],
     )  # fmt: skip
 
 
@@ -313,6 +314,7 @@ def facts_from_wire(wire: pb.NodeFacts) -> NodeFacts:
             )
             for e in few("engines", wire.engines, MOST_ENGINES)
         ),
+        busy_groups=tuple(text("group", g) for g in few("busy groups", wire.busy_groups, MOST_ENGINES)),
     )
 
 

@@ -22,7 +22,7 @@ from netns_lab import NetLab, why_not
 
 from kvtierd.errors import KvtierError
 from kvtierd.workload.demo import DemoNode
-from kvtierd.workload.stream import Completion
+from kvtierd.workload.stream import Completion, complete
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -129,8 +129,6 @@ def test_a_small_pool_grows_hits_rise_and_it_shrinks_when_memory_gets_short(tmp_
     with DemoNode(lambda _: None, pool="8MiB", orderly=False, engine=ENGINE, extra=POLICY) as node:
 
         def ask(prompt: str) -> Completion:
-            from kvtierd.workload.stream import complete
-
             return complete(
                 "127.0.0.1", node.engine_port, model="refengine", prompt=prompt, max_tokens=2, timeout_seconds=30
             )  # fmt: skip
@@ -258,3 +256,34 @@ def test_the_pool_grows_by_a_holder_on_the_node_that_has_the_memory() -> None:
         assert traffic.failed == [], traffic.failed[:3]
         assert traffic.wrong == []
         assert any("host-short" in e for e in policy_events(a)), policy_events(a)
+
+
+def test_values_that_fail_above_the_threshold_lower_it_live_with_proof() -> None:
+    """36 KiB are 1.8 % of a pool of 2 MiB: at 99/98 they never lead to an eviction, they fail."""
+    extra = POLICY + 'alloc_hold = "5s"\noff = ["pool-small", "failed-loads"]\n'
+    with DemoNode(lambda _: None, pool="2MiB", orderly=False, wait=False, engine=ENGINE, extra=extra) as node:
+        text = node.settings.read_text().replace("[pool]\n", "[pool]\nevict_high = 99\nevict_low = 98\n", 1)
+        node.stop_daemon(signal.SIGKILL)
+        node.settings.write_text(text.replace("[meta]\n", '[meta]\nlog_level = "info"\n', 1))
+        node.start_daemon()
+        node.wait_ready()
+        meta = next(u.pid for u in node.status().units if u.kind == "meta")
+
+        def ask(prompt: str) -> Completion:
+            return complete(
+                "127.0.0.1", node.engine_port, model="refengine", prompt=prompt, max_tokens=2, timeout_seconds=30
+            )  # fmt: skip
+
+        with Traffic(ask) as traffic:
+            wait_until(
+                lambda: any("policy.done set the" in e for e in policy_events(node)), 200, lambda: told(node)
+            )
+        done = next(e for e in policy_events(node) if e.startswith("policy.done set the"))
+        print(done)
+        assert "as its log says" in done
+        assert next(u.pid for u in node.status().units if u.kind == "meta") == meta, "live, without a restart"
+        assert "thresholds" in ctl(node, "policy", "show").split("changed beside the settings:")[1]
+        assert traffic.failed == []
+        assert traffic.wrong == []
+        ctl(node, "policy", "reset")
+        assert "nothing" in ctl(node, "policy", "show").split("changed beside the settings:")[1]

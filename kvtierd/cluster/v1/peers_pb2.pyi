@@ -141,7 +141,7 @@ class WatchRequest(_message.Message):
     def __init__(self, cluster: _Optional[str] = ..., sender: _Optional[str] = ...) -> None: ...
 
 class NodeFacts(_message.Message):
-    __slots__ = ("node", "version", "memcache_version", "hash_seed", "world_size", "protocol", "settings_digest", "role", "epoch", "master", "uptime_seconds", "endpoint_life", "survivors_missing", "clean_epoch", "memory", "ranks", "engines")
+    __slots__ = ("node", "version", "memcache_version", "hash_seed", "world_size", "protocol", "settings_digest", "role", "epoch", "master", "uptime_seconds", "endpoint_life", "survivors_missing", "clean_epoch", "memory", "ranks", "engines", "busy_groups")
     NODE_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     MEMCACHE_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +159,7 @@ class NodeFacts(_message.Message):
     MEMORY_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     ENGINES_FIELD_NUMBER: _ClassVar[int]
+    BUSY_GROUPS_FIELD_NUMBER: _ClassVar[int]
     node: str
     version: str
     memcache_version: str
@@ -176,7 +177,8 @@ class NodeFacts(_message.Message):
     memory: HostMemory
     ranks: _containers.RepeatedCompositeFieldContainer[OwnRank]
     engines: _containers.RepeatedCompositeFieldContainer[EngineIdentity]
-    def __init__(self, node: _Optional[str] = ..., version: _Optional[str] = ..., memcache_version: _Optional[str] = ..., hash_seed: _Optional[str] = ..., world_size: _Optional[int] = ..., protocol: _Optional[str] = ..., settings_digest: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., endpoint_life: _Optional[str] = ..., survivors_missing: _Optional[int] = ..., clean_epoch: _Optional[int] = ..., memory: _Optional[_Union[HostMemory, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[OwnRank, _Mapping]]] = ..., engines: _Optional[_Iterable[_Union[EngineIdentity, _Mapping]]] = ...) -> None: ...
+    busy_groups: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, node: _Optional[str] = ..., version: _Optional[str] = ..., memcache_version: _Optional[str] = ..., hash_seed: _Optional[str] = ..., world_size: _Optional[int] = ..., protocol: _Optional[str] = ..., settings_digest: _Optional[str] = ..., role: _Optional[str] = ..., epoch: _Optional[int] = ..., master: _Optional[str] = ..., uptime_seconds: _Optional[float] = ..., endpoint_life: _Optional[str] = ..., survivors_missing: _Optional[int] = ..., clean_epoch: _Optional[int] = ..., memory: _Optional[_Union[HostMemory, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[OwnRank, _Mapping]]] = ..., engines: _Optional[_Iterable[_Union[EngineIdentity, _Mapping]]] = ..., busy_groups: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HostMemory(_message.Message):
     __slots__ = ("available_bytes", "total_bytes", "headroom_bytes", "room_bytes", "holders")

@@ -123,6 +123,7 @@ def test_facts_there_and_back():
         memory=HostMemory(10, 20, 5, 3, ("kvtier-pool-added-0",)),
         ranks=(OwnRank(0, "kvtier-pool-0"), OwnRank(7, "kvtier-engine-e")),
         engines=(EngineFacts("kvtier-engine-e", "g", "0", "qwen", 128), EngineFacts("kvtier-engine-f")),
+        busy_groups=("g", "*"),
     )
     assert facts_from_wire(facts_to_wire(more)) == more
     unknown = dataclasses.replace(more, memory=HostMemory(), engines=(EngineFacts("e", hash_seed=""),))
