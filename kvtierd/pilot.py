@@ -43,6 +43,8 @@ log = structlog.get_logger(__name__)
 
 STATE_FILE = "decider.json"
 MOST_STATE_BYTES = 4 * 1024 * 1024
+STEP_SECONDS = 2.0  # rules go by minutes; a picture of 8 engines and 256 segments costs some 15 ms
+CLIENTS_SECONDS = 5.0  # between two looks whose links are whose
 KEEP_SECONDS = 10.0  # at most so often the decider's memory is written when nothing was decided
 PICTURE_SECONDS = 15.0
 HEARD_SECONDS = 30.0  # what a node said longer ago of what it does says nothing any more
@@ -78,6 +80,7 @@ class Pilot:
         self._stepping: asyncio.Task[None] | None = None
         self._next_seconds = 0.0
         self._next_keeping = 0.0
+        self._next_clients = 0.0
         self.pictures: collections.deque[Picture] = collections.deque(maxlen=KEPT_PICTURES)
         self._recall()
         for entry in self.journal.open_entries():
@@ -125,7 +128,7 @@ class Pilot:
         now = time.monotonic()
         if now < self._next_seconds or (self._stepping is not None and not self._stepping.done()):
             return
-        self._next_seconds = now + self._node.settings.observe.interval
+        self._next_seconds = now + max(STEP_SECONDS, self._node.settings.observe.interval)
         self._stepping = asyncio.create_task(self._guarded_step())
 
     async def _guarded_step(self) -> None:
@@ -144,7 +147,9 @@ class Pilot:
         policy = policy_from(node.settings.policy)
         if policy != self.decider.policy:
             self._take_policy()
-        await self._sources.look_at_clients()
+        if time.monotonic() >= self._next_clients:
+            self._next_clients = time.monotonic() + CLIENTS_SECONDS
+            await self._sources.look_at_clients()
         picture = await self.observer.step()
         self._hands.newest = picture
         if not self.pictures or picture.now_seconds - self.pictures[-1].now_seconds >= PICTURE_SECONDS:
