@@ -13,8 +13,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
-import psutil
-
 from kvtierd.cluster.comeback import ClientSeen, Comeback, Look, Member, Roll
 from kvtierd.cluster.standing import PoolRank
 from kvtierd.errors import KvtierError
@@ -23,6 +21,7 @@ from kvtierd.host.containers import container_pid
 from kvtierd.memcache.answers import PROVIDER
 from kvtierd.node import Node
 from kvtierd.plan.docker import container_of
+from kvtierd.units.procfs import ProcessTable, descendants, process_table
 from kvtierd.units.views import UnitView
 
 LOOK_SECONDS = 1.0  # while somebody is missing
@@ -142,10 +141,11 @@ class RelayedClients:
         rows = [c for c in status["clients"] if c.get("pid") and c.get("joined") and "back" in c]
         views = [v for v in node.supervisor.views() if v.kind in {"pool", "engine"}]
         found = []
+        table = await asyncio.to_thread(process_table)  # once for all units
         for view in views:
             if view.pid is None or node.detached.is_off(view.id, view.instance):
                 continue
-            family = await self._family(view)
+            family = await self._family(view, table)
             own = [row for row in rows if row["pid"] in family]
             if own or view.state not in ALIVE:
                 found.append(self._client(view, own))
@@ -174,20 +174,16 @@ class RelayedClients:
             members=members,
         )
 
-    async def _family(self, view: UnitView) -> set[int]:
+    async def _family(self, view: UnitView, table: ProcessTable) -> set[int]:
         plan = self._node.plan
         unit = plan.unit(view.id) if plan is not None else None
         pid = view.pid
         container = container_of(unit.argv) if unit is not None else None
         if container is not None:
             pid = await asyncio.to_thread(container_pid, *container)
-        return await asyncio.to_thread(family_of, pid) if pid is not None else set()
+        return family_of(pid, table) if pid is not None else set()
 
 
-def family_of(pid: int) -> set[int]:
+def family_of(pid: int, table: ProcessTable) -> set[int]:
     """A process and all that descend from it, by process id; empty when it has ended."""
-    try:
-        process = psutil.Process(pid)
-        return {pid, *(child.pid for child in process.children(recursive=True))}
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
-        return set()
+    return {pid, *(child.pid for child in descendants((pid,), table))} if pid in table else set()

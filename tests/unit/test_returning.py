@@ -16,6 +16,7 @@ from kvtierd.cluster import comeback
 from kvtierd.cluster.comeback import Member, Roll
 from kvtierd.cluster.standing import PoolRank
 from kvtierd.returning import RelayedClients, Returning, family_of
+from kvtierd.units.procfs import process_table
 
 PARENT = """
 import subprocess, sys, time
@@ -77,7 +78,8 @@ async def test_clients_are_their_units_processes_and_children(
     tmp_path: Path, family: tuple[int, int]
 ) -> None:
     parent, child = family
-    assert family_of(parent) == {parent, child}
+    assert family_of(parent, process_table()) == {parent, child}
+    assert family_of(1 << 30, process_table()) == set()
     world = World(tmp_path)
     world.show("pool-0", "pool", parent)
     world.say(row(child, rank=1, provider=True), row(1, rank=2), row(0, rank=9))
