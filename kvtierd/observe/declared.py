@@ -44,6 +44,9 @@ DECLARED: Final[Mapping[str, Declared]] = {
     "kvtierd_picture_age_seconds": _gauge("Age of the newest look at all sources together."),
     "kvtierd_unit_state": _gauge("1 for the state a unit is in, 0 for the others.", *_UNIT, "state"),
     "kvtierd_unit_restarts_total": _counter("Restarts of a unit that were not asked for.", *_UNIT),
+    "kvtierd_policy_actions_total": _counter(
+        "What the policy did or said since kvtierd's start, by rule and how it ended.", "rule", "state"
+    ),
     # -- tiers
     "kvtierd_tier_state": _gauge("1 for the state the pool (L3) is in as a tier, 0 for the others.", "state"),
     "kvtierd_tier_hit_ratio": _gauge(

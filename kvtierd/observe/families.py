@@ -54,6 +54,7 @@ class Exported:
         cluster: This node's part in it.
         problems: What keeps this node from being as it should be, as sentences.
         events: The newest events, newest last; for the status page only.
+        actions: Rule and state -> how many actions (and pieces of advice) of the policy since kvtierd's start.
     """
 
     now_seconds: float
@@ -65,6 +66,7 @@ class Exported:
     cluster: ClusterFacts = dataclasses.field(default_factory=ClusterFacts)
     problems: Sequence[str] = ()
     events: Sequence[Event] = ()
+    actions: Mapping[tuple[str, str], int] = dataclasses.field(default_factory=dict)
 
 
 class _Sample(NamedTuple):
@@ -114,6 +116,8 @@ def _samples(state: Exported, left: _Left) -> Iterator[_Sample]:
     node = picture.node if picture is not None else ""
     yield _Sample("kvtierd_build_info", 1.0, (state.version, node))
     yield _Sample("kvtierd_problems", float(len(state.problems)))
+    for (rule, how), count in state.actions.items():
+        yield _Sample("kvtierd_policy_actions_total", float(count), (rule, how))
     yield from _units(left.first("units", state.units))
     for name in TIER_STATES:
         yield _Sample("kvtierd_tier_state", float(state.tier.state == name), (name,))

@@ -96,6 +96,7 @@ def full(**more):
             Event(n, UNIX - 60 + n, ("info", "warning", "error")[n % 3], "unit.ready", "kvtier-engine-e0", f"event {n}")
             for n in range(1, 9)
         ),
+        "actions": {("pool-small", "done"): 2, ("zero-hits", "said"): 1},
     }  # fmt: skip
     return Exported(**(figures | more))
 
