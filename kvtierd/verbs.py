@@ -199,13 +199,13 @@ class NodeVerbs:
         """Holds this node back, or ends that."""
         return self.cluster.pause(on=on, reason=reason)
 
-    def why(self, unit: str, last: int) -> pb.WhyReply:
+    async def why(self, unit: str, last: int) -> pb.WhyReply:
         """What the policy's rules see and do."""
-        return self.policy.why(unit, last)
+        return await self.policy.why(unit, last)
 
-    def policy_in_force(self) -> pb.PolicyReply:
+    async def policy_in_force(self) -> pb.PolicyReply:
         """The policy, and what it has changed."""
-        return self.policy.show()
+        return await self.policy.show()
 
     async def reset_policy(self) -> pb.PolicyReply:
         """Takes back what it has changed. A client that goes away does not leave half of it done."""

@@ -111,6 +111,8 @@ class Decider:
             return ()
         self._take_time(now)
         for late in self.limits.overdue(now):
+            if late.id in around.under_way:
+                continue  # to begin something else beside it would be worse than to wait
             waited = format_duration(self.policy.deadline_seconds)
             self.outcome(late.id, ok=False, text=f"no word of it within {waited}", now_seconds=now)
         self._judge_growth(picture)
@@ -327,6 +329,8 @@ class Decider:
         """
         fresh = Decider(self.policy)
         try:
+            if kept.get("unreadable"):
+                raise ValueError(kept["unreadable"])
             if kept["version"] != VERSION:
                 raise ValueError(f"it is of version {kept['version']!r}")
             fresh.limits.recall(kept["limits"])
