@@ -15,6 +15,9 @@ from kvtierd.quantities import format_size
 JOIN_SECONDS = (
     360.0  # registering hundreds of GiB takes its time on hardware; the unit's own deadline is 300 s
 )
+ADJUST_SECONDS = (
+    300.0  # for a plan that is being taken over when it is not wanted any more: hugepages take minutes
+)
 POLL_SECONDS = 0.1
 
 
@@ -65,7 +68,11 @@ class Holders:
     async def _undo(
         self, adjusting: asyncio.Future[None], added: list[AddedHolder], error: BaseException
     ) -> None:
-        await asyncio.wait([adjusting])
+        done, _ = await asyncio.wait([adjusting], timeout=ADJUST_SECONDS)
+        if not done:
+            raise HalfDoneError(
+                "the plan with one more pool holder is still being taken over", why=told(error)
+            )
         if not added or added[0] not in self._hands.adjustments().holders:
             return  # it never became part of the plan
         try:
