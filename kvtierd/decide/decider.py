@@ -173,8 +173,12 @@ class Decider:
         return self._explained
 
     def next_possible(self) -> Explanation | None:
-        """What could be done next, and when, if all stays as it is."""
-        waiting = [e for e in self._explained if e.next_seconds is not None and e.state == "holds"]
+        """What could be done next, and when, if all stays as it is; what has just been decided is the last, not the next."""
+        waiting = [
+            e
+            for e in self._explained
+            if e.next_seconds is not None and e.state == "holds" and e.verdict != "fires"
+        ]
         return min(waiting, key=lambda e: e.next_seconds or 0.0, default=None)
 
     # -- inside
