@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 
 from kvtierd.act.hands import UnitNow
+from kvtierd.engines.l3_switch import POLICY
 from kvtierd.errors import ActionError, ClusterError, UnitError
 from kvtierd.mastership import Mastership
 from kvtierd.node import Node
@@ -108,12 +109,12 @@ class NodeHands:
 
     async def switch_l3(self, unit: str, *, on: bool) -> str:
         """As kvtierctl l3 does."""
-        reply = await self._verbs.switch_l3(unit, on=on, wait_seconds=L3_WAIT_SECONDS)
+        reply = await self._verbs.switch_l3(unit, on=on, wait_seconds=L3_WAIT_SECONDS, by=POLICY)
         return reply.note
 
     async def purge(self) -> float:
         """Empties the pool. Raises ``UnitError``: no MetaService runs here."""
-        return (await self._verbs.purge()).seconds
+        return (await self._verbs.purge(by=POLICY)).seconds
 
     async def holder_elsewhere(
         self, node: str, token: str, reason: str, *, add_bytes: int = 0, remove_unit: str = ""

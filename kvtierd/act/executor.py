@@ -149,13 +149,17 @@ class Executor:
             raise ActionError(f"{high}/{low} are no thresholds", code="act.thresholds")
         seen = self._pool()
         await self._hands.adjust(lambda a: a.model_copy(update={"evict_high": high, "evict_low": low}))
+        # What it said before may be of a run before this one, and proves nothing.
+        told_before = seen is not None and seen.told_thresholds == (high, low)
         # It says in its log what it took, and what it did not take, which would also kill its next start.
         answer = await self._until(
-            lambda pool: pool.told_thresholds == (high, low) or _refusals(pool) > _refusals(seen),
+            lambda pool: (
+                (pool.told_thresholds == (high, low) and not told_before) or _refusals(pool) > _refusals(seen)
+            ),
             LIVE_SECONDS,
             after=seen,
         )
-        if answer is not None and answer.told_thresholds == (high, low):
+        if answer is not None and not told_before and answer.told_thresholds == (high, low):
             return f"in force: the MetaService took {high}/{low} over, as its log says"
         back = {"evict_high": before.evict_high, "evict_low": before.evict_low}
         if answer is not None:

@@ -55,11 +55,12 @@ class World:
     async def _act(self, *call: Any) -> None:
         self.calls.append(call)
 
-    async def _l3(self, unit: str, *, on: bool, wait_seconds: float) -> Any:
-        self.calls.append(("l3", unit, on, wait_seconds))
+    async def _l3(self, unit: str, *, on: bool, wait_seconds: float, by: str) -> Any:
+        self.calls.append(("l3", unit, on, wait_seconds, by))
         return SimpleNamespace(note="as it is")
 
-    async def _purge(self) -> Any:
+    async def _purge(self, *, by: str) -> Any:
+        self.calls.append(("purge", by))
         return SimpleNamespace(seconds=2.5)
 
     async def _change(self, *call: Any, **more: Any) -> tuple[str, int]:
@@ -158,8 +159,9 @@ async def test_restarts_go_the_operators_ways(world: World) -> None:
 
 async def test_l3_and_purge(world: World) -> None:
     assert await world.hands.switch_l3("kvtier-engine-e", on=False) == "as it is"
-    assert world.calls == [("l3", "kvtier-engine-e", False, node_hands.L3_WAIT_SECONDS)]
+    assert world.calls == [("l3", "kvtier-engine-e", False, node_hands.L3_WAIT_SECONDS, "the policy")]
     assert await world.hands.purge() == 2.5
+    assert world.calls[-1] == ("purge", "the policy")
 
 
 async def test_only_the_master_has_holders_changed_elsewhere(world: World) -> None:

@@ -103,6 +103,13 @@ async def test_refusals_of_before_do_not_count(world: World) -> None:
     ).text == "written; at 50 % of use nothing shows yet that 70/60 are in force"
 
 
+async def test_what_its_log_said_before_proves_nothing(world: World) -> None:
+    world.hands.show(told_thresholds=(70, 60))
+    assert (
+        await world.carry_out(LOWER)
+    ).text == "written; at 50 % of use nothing shows yet that 70/60 are in force"
+
+
 async def test_a_pool_that_stays_above_has_not_taken_them(world: World) -> None:
     world.hands.show(used_bytes=60 * GIB)
     outcome = await world.carry_out(LOWER)
