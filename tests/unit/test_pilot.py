@@ -90,7 +90,7 @@ class World:
         self.sight.scene, self.sight.now = scene, self.sight.now + seconds
         await self.pilot.step()
         await asyncio.sleep(0)
-        while self.pilot.acting and not self.hands.hangs:
+        while self.pilot.acting and not any(call[0] in self.hands.hangs for call in self.hands.calls):
             await asyncio.sleep(0.005)
 
     def told(self, kind: str) -> list[str]:
