@@ -1,12 +1,15 @@
 """What observing costs: one picture, one scrape, and following a log.
 
 ``python -m bench.observe``. CPU time of one core, medians; the sources' answers are recorded ones, so that neither
-network nor engines are in it. The rules that decide are measured elsewhere.
+network nor engines are in it; the whole cycle of observing and deciding asks over HTTP.
 """
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -14,6 +17,8 @@ import tracemalloc
 from pathlib import Path
 
 from bench.report import Row, print_table
+from kvtierd.decide.decider import Decider
+from kvtierd.decide.policy import default_policy
 from kvtierd.memcache.answers import Capacity, ClusterStatus, MediumUsage, Segment
 from kvtierd.memcache.health import PoolState
 from kvtierd.observe.derive import Derivation, EngineLook, Look, PoolLook
@@ -22,6 +27,8 @@ from kvtierd.observe.families import metric_families
 from kvtierd.observe.log_follow import LogFollower
 from kvtierd.observe.meta_log import MetaLogCounts
 from kvtierd.observe.meta_metrics import read_meta_metrics
+from kvtierd.observe.observer import Observer, PoolSource, Sources
+from kvtierd.observe.picture import HostPicture
 from kvtierd.observe.status import History, status_json
 from kvtierd.plan.engine import EngineObservation
 
@@ -33,6 +40,7 @@ from observe.full import crowded  # noqa: E402 - the unit tests' full picture
 FIXTURES = ROOT / "tests" / "fixtures" / "memcache"
 ENGINES, SEGMENTS = 8, 256
 ROUNDS = 400
+FILLING = 370  # steps of 10 s: an hour of history
 LOG_MB = 200
 
 
@@ -96,6 +104,98 @@ def picture() -> list[Row]:
     return [Row(what, f"{median:.1f} ms CPU", "<= 30 ms", median <= 30)]
 
 
+SERVER = """
+import http.server, sys
+class Same(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+    def log_message(self, *_): pass
+body = sys.stdin.buffer.read()
+server = http.server.HTTPServer(("127.0.0.1", 0), Same)
+print(server.server_port, flush=True)
+server.serve_forever()
+"""
+
+
+def cycle() -> list[Row]:
+    """Observing and deciding as the daemon does it: everything is looked at in every step, and every rule asked.
+
+    The MetaService's metrics come over HTTP from another process, its log grows, the host is this one. What is not in
+    it: what is asked elsewhere in the daemon and only handed over here (engines' metrics, segments over REST).
+    """
+    server = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    try:
+        server.stdin.write(_metrics_text().encode())
+        server.stdin.close()
+        taken = asyncio.run(_cycles(f"http://127.0.0.1:{int(server.stdout.readline())}"))
+    finally:
+        server.kill()
+        server.wait()
+    median = 1000 * statistics.median(taken)
+    worst = 1000 * sorted(taken)[int(0.99 * len(taken))]
+    what = f"observe and decide, {ENGINES} engines, {SEGMENTS} segments (p99 {worst:.1f} ms)"
+    return [Row(what, f"{median:.1f} ms CPU", "<= 30 ms", median <= 30)]
+
+
+async def _cycles(url: str) -> list[float]:
+    second = 0
+    state = _pool_state()
+    taken: list[float] = []
+    sample = b"".join((FIXTURES / "mmc-meta.log").read_bytes().splitlines(keepends=True)[:200])
+    owners = {n: (f"n{n // 8}", f"kvtier-pool-{n % 8}") for n in range(SEGMENTS)}
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "mmc-meta.log"
+        log.touch()
+
+        def pool() -> PoolSource:
+            fresh = dataclasses.replace(state)  # another answer, with the same in it
+            return PoolSource("1", fresh, url, None, log, 90, 80, owners)
+
+        def peers() -> list[HostPicture]:
+            seen = float(second)
+            return [HostPicture(f"n{n}", seen, 2**36, 2**40, 2**34, room_bytes=2**35) for n in range(1, 32)]
+
+        sources = Sources(
+            node=lambda: "n0",
+            cluster=lambda: ("n0", True),
+            engines=lambda: tuple(_engine(n, second) for n in range(ENGINES)),
+            pool=pool,
+            room_bytes=lambda _: 2**34,
+            peers=peers,
+        )
+        observer = Observer(
+            sources,
+            state_dir=Path(folder),
+            clock=lambda: float(second),
+            meta_seconds=0.0,
+            host_seconds=0.0,
+        )
+        decider = Decider(default_policy())
+        for step in range(FILLING + ROUNDS // 2):
+            measured = step >= FILLING
+            second += 1 if measured else 10
+            with log.open("ab") as file:
+                file.write(sample)
+            started = time.process_time()
+            seen = await observer.step()
+            decider.step(seen)
+            if measured:
+                taken.append(time.process_time() - started)
+        assert seen.pool is not None
+        assert len(seen.pool.segments) == SEGMENTS
+        assert 3600 in seen.pool.windows
+        assert not seen.pool.problem
+        assert not observer.problems
+        await observer.close()
+    return taken
+
+
 def scrape() -> list[Row]:
     """All families of a crowded node as text, and the status page's JSON, made anew each time."""
     state, history = crowded(ENGINES, SEGMENTS), History()
@@ -149,7 +249,7 @@ def follow_log() -> list[Row]:
 
 
 def rows() -> list[Row]:
-    return [*picture(), *scrape(), *follow_log()]
+    return [*picture(), *cycle(), *scrape(), *follow_log()]
 
 
 if __name__ == "__main__":

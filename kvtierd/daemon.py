@@ -19,6 +19,7 @@ from typing import Any
 import structlog
 
 from kvtierd import __version__
+from kvtierd.act.adjusted import read_adjustments
 from kvtierd.assembly import (
     DEFAULT_SETTINGS,
     SOCKET_NAME,
@@ -97,6 +98,7 @@ class Daemon:
             observer=EngineObserver(fetch_text),
             lines=LineObserver(backend.follow),
             detached=DetachedEngines(Path(settings.paths.state) / DETACHED_FILE),
+            adjusted=read_adjustments(Path(settings.paths.state))[0],
             witness=witness,
         )
         self._verbs = NodeVerbs(self.node, self._reload)
@@ -307,7 +309,7 @@ class Daemon:
 
     def _steer(self) -> None:
         """What the policy makes of what is seen, and showing it; from the first plan of this start on."""
-        if not self.node.planned:
+        if not self.node.planned or self._stopping.is_set():  # units that are being stopped need no help
             return
         if self._pilot is None:
             self._pilot = Pilot(self.node, self._sources, self._hands)

@@ -1,11 +1,11 @@
-"""``kvtierctl l3``: an operator takes an engine's L3 off, or puts it on again. Nothing does it by itself."""
+"""An engine's L3 is taken off, or put on again: by an operator (``kvtierctl l3``), or by the policy."""
 
 from __future__ import annotations
 
 import asyncio
 
 from kvtierd.control.v1 import control_pb2 as pb
-from kvtierd.engines.l3_switch import CALL_SECONDS, Switched, calls_of, switch
+from kvtierd.engines.l3_switch import CALL_SECONDS, OPERATOR, Switched, calls_of, switch
 from kvtierd.engines.talk import ask
 from kvtierd.errors import StateError, UnitError
 from kvtierd.node import Node
@@ -22,7 +22,9 @@ class L3Verbs:
         self._node = node
         self._locks: dict[str, asyncio.Lock] = {}
 
-    async def switch(self, unit: str, *, on: bool, wait_seconds: float) -> pb.SwitchL3Reply:
+    async def switch(
+        self, unit: str, *, on: bool, wait_seconds: float, by: str = OPERATOR
+    ) -> pb.SwitchL3Reply:
         """Takes L3 of an engine off or on, waiting up to ``wait_seconds`` for a moment without requests.
 
         Raises:
@@ -42,10 +44,10 @@ class L3Verbs:
                 code="engine.l3-busy",
             )
         async with lock:
-            return await self._switch(spec, calls, on=on, wait_seconds=wait_seconds)
+            return await self._switch(spec, calls, on=on, wait_seconds=wait_seconds, by=by)
 
     async def _switch(
-        self, spec: UnitSpec, calls: tuple[HttpCall, ...], *, on: bool, wait_seconds: float
+        self, spec: UnitSpec, calls: tuple[HttpCall, ...], *, on: bool, wait_seconds: float, by: str
     ) -> pb.SwitchL3Reply:
         node, verb = self._node, "attached" if on else "detached"
         instance = self._instance(spec.id)
@@ -69,9 +71,9 @@ class L3Verbs:
                 "warning", "engine.l3-switch", f"L3 was not {verb}: {error.message}{why}", unit=spec.id
             )
             raise
-        note = self._outcome(spec, done, on=on)
+        note = self._outcome(spec, done, on=on, by=by)
         try:
-            node.detached.mark(spec.id, None if on else instance)
+            node.detached.mark(spec.id, None if on else instance, by)
         except StateError as error:
             note += f". {error.message}: a restarted kvtierd will not know it"
         node.events.add("info" if on else "warning", f"engine.l3-{verb}", note, unit=spec.id)
@@ -93,11 +95,11 @@ class L3Verbs:
             )
         return view.instance
 
-    def _outcome(self, spec: UnitSpec, done: Switched, *, on: bool) -> str:
+    def _outcome(self, spec: UnitSpec, done: Switched, *, on: bool, by: str) -> str:
         if on:
-            return f"L3 attached by an operator {done.describe()}"
+            return f"L3 attached by {by} {done.describe()}"
         plan = self._node.plan
-        text = f"L3 detached by an operator {done.describe()}: it computes what L1 and L2 do not have, until"
+        text = f"L3 detached by {by} {done.describe()}: it computes what L1 and L2 do not have, until"
         text += f" kvtierctl l3 attach {spec.name}, or until it restarts"
         if plan is not None and plan.pool.placement == "engine" and plan.pool.providers:
             text += ". Its own part of the pool went with it, and what others had in that"

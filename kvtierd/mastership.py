@@ -252,6 +252,12 @@ class Mastership:
         epoch, up, is_open = self._reached()
         return self.clients.gate(epoch, up=up, is_open=is_open)
 
+    @property
+    def pool_is_open(self) -> bool:
+        """The master's MetaService answers and newcomers may join it, as far as this node knows."""
+        _, up, is_open = self._reached()
+        return up and is_open
+
     def _reached(self) -> tuple[int, bool, bool]:
         """The master's epoch, whether its MetaService answers, whether newcomers may join."""
         if self.is_master:

@@ -14,6 +14,7 @@ from kvtierd.events import EventLog
 from kvtierd.observe.engines import EngineObserver
 from kvtierd.observe.log_lines import LineObserver, merged
 from kvtierd.observe.tiers import Sample, tier_lines
+from kvtierd.plan.adjustments import NOTHING, Adjustments
 from kvtierd.plan.model import NodePlan
 from kvtierd.plan.units import resolve_unit
 from kvtierd.plugins import PluginSet
@@ -35,9 +36,10 @@ class Node:
         witness: It only votes for a master; it has no plan and runs nothing.
         backend_note: Why the backend is not the one that was asked for.
         plan: The plan in force, ``None`` until there is one.
+        adjusted: What actions have changed beside the settings, in the plan in force.
         planned: The settings of this start have been looked at; until then nothing new is started.
         problems: What is wrong with the settings or the plan; units and tier bring their own.
-        detached: The engines that an operator took L3 off.
+        detached: The engines that an operator or the policy took L3 off.
         keeper, endpoint, endpoint_status: The tier's, on the node that runs the MetaService.
         exporter_problem: Why metrics and status page are not there.
         due_engines: Engines that wait for their turn in a rolling restart.
@@ -59,6 +61,7 @@ class Node:
     witness: bool = False
     backend_note: str = ""
     plan: NodePlan | None = None
+    adjusted: Adjustments = NOTHING
     planned: bool = False
     problems: list[str] = dataclasses.field(default_factory=list)
     hugepages: HugepageState = dataclasses.field(default_factory=HugepageState)
@@ -93,10 +96,10 @@ class Node:
         return self.supervisor.view(unit_id)
 
     def remark(self, view: UnitView) -> str:
-        """What an operator did to a unit that still holds; empty for nothing."""
+        """What somebody did to a unit that still holds; empty for nothing."""
         if view.pid is None or not self.detached.is_off(view.id, view.instance):
             return ""
-        return f"without L3: detached by an operator; kvtierctl l3 attach {view.name}"
+        return f"without L3: detached by {self.detached.by(view.id)}; kvtierctl l3 attach {view.name}"
 
     def resolve(self, name: str) -> str:
         """The id of the unit an operator means. Raises ``UsageError``."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import time
 from collections.abc import Callable
 
-from kvtierd.act.adjusted import read_adjustments
 from kvtierd.act.hands import UnitNow
+from kvtierd.engines.l3_switch import POLICY
 from kvtierd.errors import ActionError, ClusterError, UnitError
 from kvtierd.mastership import Mastership
 from kvtierd.node import Node
@@ -36,6 +37,8 @@ class NodeHands:
         self._verbs = verbs
         self.mastership: Mastership | None = None
         self.newest: Picture | None = None
+        # A daemon that has lost count of its proposals must not be given the answer to an earlier one.
+        self._run = secrets.token_hex(4)
 
     @property
     def node(self) -> str:
@@ -47,12 +50,12 @@ class NodeHands:
         return self.newest
 
     def adjustments(self) -> Adjustments:
-        """What is kept on disk."""
-        return read_adjustments(self._node.state)[0]
+        """As in the plan in force, and on disk."""
+        return self._node.adjusted
 
     async def adjust(self, change: Callable[[Adjustments], Adjustments]) -> None:
-        """Makes it part of the plan in force; the loop's next round does the rest."""
-        await self._takeover.adjust(change)
+        """Makes it part of the plan in force; the loop's next round does the rest. Whoever gives up does not leave half."""
+        await asyncio.shield(asyncio.ensure_future(self._takeover.adjust(change)))
         self._node.supervisor.poke()
 
     def shortage(self) -> str:
@@ -99,14 +102,19 @@ class NodeHands:
             node.due_engines.append(unit)
         node.supervisor.poke()
 
+    def call_off_roll(self, unit: str) -> None:
+        """Its turn does not come any more; one that is being drained goes on."""
+        if unit in self._node.due_engines:
+            self._node.due_engines.remove(unit)
+
     async def switch_l3(self, unit: str, *, on: bool) -> str:
         """As kvtierctl l3 does."""
-        reply = await self._verbs.switch_l3(unit, on=on, wait_seconds=L3_WAIT_SECONDS)
+        reply = await self._verbs.switch_l3(unit, on=on, wait_seconds=L3_WAIT_SECONDS, by=POLICY)
         return reply.note
 
     async def purge(self) -> float:
         """Empties the pool. Raises ``UnitError``: no MetaService runs here."""
-        return (await self._verbs.purge()).seconds
+        return (await self._verbs.purge(by=POLICY)).seconds
 
     async def holder_elsewhere(
         self, node: str, token: str, reason: str, *, add_bytes: int = 0, remove_unit: str = ""
@@ -124,5 +132,6 @@ class NodeHands:
             raise ClusterError(f"{node} is no other node of this cluster", code="cluster.no-such-node")
         epoch = mastership.coordinator.standing.epoch
         return await network.change_holders(
-            node, epoch, f"{epoch}-{token}", reason, ELSEWHERE_SECONDS, add_bytes=add_bytes, remove_unit=remove_unit
+            node, epoch, f"{epoch}-{self._run}-{token}", reason, ELSEWHERE_SECONDS,
+            add_bytes=add_bytes, remove_unit=remove_unit,
         )  # fmt: skip

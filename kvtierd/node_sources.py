@@ -5,11 +5,14 @@ Everything here is known already to somebody; only whose ranks and links are who
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from kvtierd.act.adjusted import read_adjustments
+import structlog
+
+from kvtierd.cluster.clock import boottime_seconds
 from kvtierd.cluster.comeback import ClientSeen
 from kvtierd.cluster.hello import EngineFacts, HostMemory, NodeFacts, OwnRank
 from kvtierd.coordination import HASH_SEED
@@ -24,6 +27,10 @@ from kvtierd.plan.units import META_ID, pool_id
 from kvtierd.returning import RelayedClients
 from kvtierd.tier.meta_check import tls_files
 
+log = structlog.get_logger(__name__)
+
+CLIENTS_SECONDS = 5.0  # for the look whose ranks and links are whose
+
 
 class NodeSources:
     """Over a running node.
@@ -37,14 +44,24 @@ class NodeSources:
         self.mastership: Mastership | None = None
         self._relayed = RelayedClients(node)
         self._clients: tuple[ClientSeen, ...] = ()
+        self._unseen = False
 
     async def look_at_clients(self) -> None:
         """Looks whose ranks and links are whose; some milliseconds in threads."""
-        node, mastership = self._node, self.mastership
-        if mastership is not None and mastership.clients.plan is not None:
-            self._clients = await mastership.clients.see()
+        try:
+            async with asyncio.timeout(CLIENTS_SECONDS):
+                self._clients = await self._see_clients()
+        except Exception as error:  # noqa: BLE001 - whose they are is unknown then, and nothing else
+            if not self._unseen:
+                log.warning("sources.clients-unseen", error=f"{type(error).__name__}: {error}")
+            self._clients, self._unseen = (), True
         else:
-            self._clients = await self._relayed.see() if node.endpoint_status is not None else ()
+            self._unseen = False
+
+    async def _see_clients(self) -> tuple[ClientSeen, ...]:
+        if self.mastership is not None and self.mastership.clients.plan is not None:
+            return await self.mastership.clients.see()
+        return await self._relayed.see() if self._node.endpoint_status is not None else ()
 
     def sources(self) -> Sources:
         """For the observer."""
@@ -87,7 +104,8 @@ class NodeSources:
 
     def _engines(self) -> list[EngineLook]:
         node = self._node
-        linked = {c.unit: c.linked for c in self._clients}
+        # While the pool cannot be reached from here, a missing link is no fault of the engine's.
+        linked = {c.unit: c.linked for c in self._clients} if self._reaches_pool() else {}
         looks = []
         for unit in node.plan.units if node.plan is not None else ():
             view = node.view(unit.id)
@@ -113,6 +131,17 @@ class NodeSources:
             )
         return looks
 
+    def _reaches_pool(self) -> bool:
+        """The MetaService answers here, and anybody may join it."""
+        node, mastership = self._node, self.mastership
+        if mastership is not None and mastership.clients.plan is not None:
+            return mastership.pool_is_open
+        status = node.endpoint_status
+        if status is None:
+            return False
+        opened = status["mode"] == "serve" and status["admission"] == "all"
+        return bool(opened and status["backend"]["reachable"])
+
     def _pool(self) -> PoolSource | None:
         node, plan = self._node, self._node.plan
         _, is_master = self._cluster()
@@ -133,8 +162,7 @@ class NodeSources:
 
     def _thresholds(self) -> tuple[int, int]:
         pool = self._node.settings.pool
-        adjusted, _ = read_adjustments(self._node.state)
-        return adjusted.thresholds or (pool.evict_high, pool.evict_low)
+        return self._node.adjusted.thresholds or (pool.evict_high, pool.evict_low)
 
     def _own_ranks(self) -> dict[int, tuple[str, str]]:
         name = self._node.plan.node if self._node.plan is not None else ""
@@ -143,9 +171,8 @@ class NodeSources:
     def _owners(self, name: str) -> Mapping[int, tuple[str, str]]:
         owners: dict[int, tuple[str, str]] = {}
         if self.mastership is not None:
-            for peer, link in self.mastership.part.network.links.items():
-                if link.facts is not None:
-                    owners |= {r.rank: (peer, r.unit) for r in link.facts.ranks}
+            for peer, facts in self._fresh_facts():
+                owners |= {r.rank: (peer, r.unit) for r in facts.ranks}
         return owners | self._own_ranks()
 
     def _holders(self) -> tuple[str, ...]:
@@ -193,11 +220,17 @@ class NodeSources:
         return found
 
     def _engines_elsewhere(self) -> list[EngineIdentity]:
-        if self.mastership is None:
-            return []
         return [
             EngineIdentity(name, e.unit, e.group, e.hash_seed, e.model, e.block_tokens)
-            for name, link in self.mastership.part.network.links.items()
-            if link.facts is not None
-            for e in link.facts.engines
+            for name, facts in self._fresh_facts()
+            for e in facts.engines
         ]
+
+    def _fresh_facts(self) -> Iterator[tuple[str, NodeFacts]]:
+        """What the other nodes say of themselves; of one that is long silent neither ranks nor engines are known."""
+        if self.mastership is None:
+            return
+        oldest = boottime_seconds() - self._node.settings.policy.stale
+        for name, link in self.mastership.part.network.links.items():
+            if link.facts is not None and (link.facts_at_seconds or 0.0) >= oldest:
+                yield name, link.facts

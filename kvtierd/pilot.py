@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import json
 import time
-from pathlib import Path
 
 import structlog
 
@@ -59,6 +58,7 @@ class Pilot:
         decider: With what it sees and why.
         observer: With the newest picture.
         pictures: Of the last hour, one in a while: to try a policy on.
+        counts: Rule and outcome -> how often, since this began.
     """
 
     def __init__(self, node: Node, sources: NodeSources, hands: NodeHands) -> None:
@@ -67,28 +67,31 @@ class Pilot:
         self._hands = hands
         self._file = node.state / STATE_FILE
         self._boot = boot_id()
+        self._loop = asyncio.get_running_loop()
         self.observer = Observer(sources.sources(), state_dir=node.state)
         self.decider = Decider(policy_from(node.settings.policy))
-        self.journal = ActionJournal(
-            node.state, hands.node, told=lambda text: self._say("error", "policy.journal", text)
-        )
+        self.journal = ActionJournal(node.state, hands.node, told=self._journal_says)
         self._holders = Holders(hands)
         self._requests = Requests(self._holders)
-        self._executor = Executor(hands, self._holders, self.journal)
+        self._executor = Executor(
+            hands, self._holders, self.journal, deadline_seconds=self.decider.policy.deadline_seconds
+        )
         self._mastership: Mastership | None = None
-        self._acting: set[asyncio.Task[None]] = set()
+        self._acting: dict[int, asyncio.Task[None]] = {}  # by the proposal's number
+        self.counts: collections.Counter[tuple[str, str]] = collections.Counter()
+        self._keeping = asyncio.Lock()
+        self._fault = ""
         self._stepping: asyncio.Task[None] | None = None
         self._next_seconds = 0.0
         self._next_keeping = 0.0
         self._next_clients = 0.0
         self.pictures: collections.deque[Picture] = collections.deque(maxlen=KEPT_PICTURES)
         self._recall()
-        for entry in self.journal.open_entries():
-            if entry.state == "half done":
-                node.events.add(
-                    "warning", "policy.half-done",
-                    f"kvtierd ended while it was to {entry.what}: {entry.step or 'how far it came is not known'}",
-                )  # fmt: skip
+        for entry in self.journal.cut_off:
+            node.events.add(
+                "warning", "policy.half-done",
+                f"kvtierd ended while it was to {entry.what}: {entry.step or 'how far it came is not known'}",
+            )  # fmt: skip
 
     def join(self, mastership: Mastership) -> None:
         """The node takes part in a cluster: others hear of its memory, and its master may have holders changed."""
@@ -136,10 +139,13 @@ class Pilot:
             await self.step()
         except Exception as error:
             log.exception("pilot.failed")
-            self._node.events.add(
-                "error", "policy.internal", f"internal error: {type(error).__name__}: {error}"
-            )
+            fault = f"internal error: {type(error).__name__}: {error}"
+            if fault != self._fault:  # once, not with every look
+                self._node.events.add("error", "policy.internal", fault)
+            self._fault = fault
             await asyncio.sleep(KEEP_SECONDS)
+        else:
+            self._fault = ""
 
     async def step(self) -> None:
         """One look, and what follows from it."""
@@ -159,32 +165,34 @@ class Pilot:
             paused=node.paused is not None,
             no_master=clustered and not node.master,
             busy_groups=self._busy_elsewhere(),
+            under_way=frozenset(self._acting),
         )
         proposals = self.decider.step(picture, around)
         for proposal in proposals:
-            self._take_up(proposal)
+            await self._take_up(proposal)
         if proposals or time.monotonic() >= self._next_keeping:
-            await asyncio.to_thread(self._keep)
+            await self._keep()
 
-    def _take_up(self, proposal: Proposal) -> None:
+    async def _take_up(self, proposal: Proposal) -> None:
         node, unit = self._node, proposal.target if node_has(self._node, proposal.target) else ""
         told = f"{proposal.rule}: {proposal.reason}"
         if proposal.is_advice:
             node.events.add(proposal.severity, "policy.advice", f"{told}; {proposal.action.text}", unit=unit)
-            self.journal.note(proposal, "said", proposal.action.text)
+            self.counts[proposal.rule, "said"] += 1
+            await asyncio.to_thread(self.journal.note, proposal, "said", proposal.action.text)
             return
         if proposal.dry_run:
             node.events.add(
                 proposal.severity, "policy.dry-run", f"{told}; would {proposal.action.text}", unit=unit
             )
-            self.journal.note(proposal, "dry run")
+            self.counts[proposal.rule, "dry run"] += 1
+            await asyncio.to_thread(self.journal.note, proposal, "dry run")
             return
         node.events.add(proposal.severity, "policy.acts", f"{told}; {proposal.action.text}", unit=unit)
         if proposal.disruptive and self._mastership is not None:
             self._mastership.hear_from_all()  # they hear of it with the same words
-        task = asyncio.create_task(self._act(proposal, unit))
-        self._acting.add(task)
-        task.add_done_callback(self._acting.discard)
+        self._acting[proposal.id] = task = asyncio.create_task(self._act(proposal, unit))
+        task.add_done_callback(lambda _: self._acting.pop(proposal.id, None))
 
     async def _act(self, proposal: Proposal, unit: str) -> None:
         try:
@@ -192,6 +200,7 @@ class Pilot:
         except Exception as error:
             log.exception("act.failed")
             outcome = Outcome("failed", f"internal error: {type(error).__name__}: {error}")
+        self.counts[proposal.rule, outcome.state] += 1
         severity = "info" if outcome.ok else "error" if outcome.state == "half done" else "warning"
         self._node.events.add(
             severity,  # type: ignore[arg-type]
@@ -201,21 +210,24 @@ class Pilot:
         )
         now = boottime_seconds()
         self.decider.outcome(proposal.id, ok=outcome.ok, text=outcome.text, now_seconds=now)
-        await asyncio.to_thread(self._keep)
+        await self._keep()
         self._node.supervisor.poke()
 
     async def undo_all(self) -> list[str]:
         """Takes everything back that was changed beside the settings; what that was. Raises ``KvtierError``."""
         kept = self._hands.adjustments()
-        undone = []
+        undone: list[str] = []
+
+        def did(text: str) -> None:  # at once: what follows may not work
+            undone.append(text)
+            self._node.events.add("warning", "policy.reset", f"by an operator: {text}")
+
         for holder in kept.holders:
             unit, memory_bytes = await self._holders.remove(pool_id(holder.name))
-            undone.append(f"{unit} ({format_size(memory_bytes)}) was removed")
+            did(f"{unit} ({format_size(memory_bytes)}) was removed")
         if kept.evict_high is not None or kept.evict_low is not None:
             await self._hands.adjust(lambda a: a.model_copy(update={"evict_high": None, "evict_low": None}))
-            undone.append(f"thresholds {kept.evict_high}/{kept.evict_low} are as the settings say again")
-        for text in undone:
-            self._node.events.add("warning", "policy.reset", f"by an operator: {text}")
+            did(f"thresholds {kept.evict_high}/{kept.evict_low} are as the settings say again")
         return undone
 
     # -- what a master asks for
@@ -241,8 +253,13 @@ class Pilot:
             change.token,
             add_bytes=change.add_bytes,
             remove_unit=change.remove_unit,
-            told=lambda text: self._say("info", "policy.asked", f"{change.sender} asked: {text}"),
+            say=lambda text: self._say("info", "policy.asked", f"{change.sender} asked: {text}"),
         )
+
+    def _journal_says(self, text: str) -> None:
+        """From whichever thread writes."""
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._say, "error", "policy.journal", text)
 
     def _say(self, severity: Severity, kind: str, text: str) -> None:
         self._node.events.add(severity, kind, text)
@@ -254,6 +271,7 @@ class Pilot:
         kept = self.decider.remember(self._boot)
         self.decider = Decider(policy_from(self._node.settings.policy))
         self.decider.recall(kept, self._boot, boottime_seconds())
+        self._executor.deadline_seconds = self.decider.policy.deadline_seconds
 
     def _recall(self) -> None:
         try:
@@ -262,25 +280,47 @@ class Pilot:
             kept = json.loads(self._file.read_bytes())
         except FileNotFoundError:
             return
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             kept = {"unreadable": str(error)}
-        problem = self.decider.recall(kept, self._boot, boottime_seconds())
+        now = boottime_seconds()
+        problem = self.decider.recall(kept, self._boot, now)
         if problem:
-            self._node.events.add("warning", "policy.memory", problem)
+            self._node.events.add("warning", "policy.memory", f"{problem}{self._set_aside()}")
+        for number in list(self.decider.limits.flights):
+            text = "kvtierd ended while it was under way"
+            self.decider.outcome(number, ok=False, text=text, now_seconds=now)
 
-    def _keep(self) -> None:
+    def _set_aside(self) -> str:
+        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        aside = self._file.with_name(f"{STATE_FILE}.damaged-{stamp}")
+        try:
+            self._file.rename(aside)
+        except OSError:
+            return ""
+        return f"; {self._file} was set aside as {aside.name}"
+
+    async def _keep(self) -> None:
+        async with self._keeping:  # the later one last
+            kept = self._remembered()
+            await asyncio.to_thread(self._write, kept)
+
+    def _remembered(self) -> bytes:
         self._next_keeping = time.monotonic() + KEEP_SECONDS
+        return json.dumps(self.decider.remember(self._boot)).encode()
+
+    def _write(self, kept: bytes) -> None:
         with contextlib.suppress(KvtierError, OSError):  # a full disk: tried again
-            write_atomic(Path(self._file), json.dumps(self.decider.remember(self._boot)).encode(), mode=0o600)
+            write_atomic(self._file, kept, mode=0o600)
 
     async def close(self) -> None:
         """What is under way is cut off, and said so in the journal."""
-        tasks = [*self._acting, *([self._stepping] if self._stepping is not None else [])]
+        self._holders.closing = True
+        tasks = [*self._acting.values(), *([self._stepping] if self._stepping is not None else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await self.observer.close()
-        self._keep()
+        self._write(self._remembered())
         self.journal.close()
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Protocol
 
@@ -11,13 +13,28 @@ from kvtierd.act.journal import ActionJournal, Entry
 from kvtierd.cluster.clock import boottime_seconds
 from kvtierd.control.v1 import control_pb2 as pb
 from kvtierd.decide.decider import Decider, Explanation
+from kvtierd.decide.proposals import POOL
 from kvtierd.decide.recorded import picture_line
 from kvtierd.errors import ActionError, UnitError
 from kvtierd.node import Node
 from kvtierd.observe.picture import Picture
+from kvtierd.plan.units import META_ID, pool_id
 
 MOST_ENTRIES = 500
 MOST_EVENTS = 20
+_WORDS = re.compile(r"[\w.-]+")
+_OF_POOL = frozenset(
+    {
+        "host-short",
+        "idle-memory",
+        "thresholds",
+        "pool-small",
+        "pool-idle",
+        "pool-unbalanced",
+        "meta-hung",
+        "alloc-failing",
+    }
+)  # whose keys are hosts and directions
 _ORDER = {"holds": 0, "between": 1, "unknown": 2, "clear": 3, "off": 4}
 
 
@@ -53,7 +70,7 @@ class PolicyVerbs:
         """The daemon looks and decides from now on."""
         self._pilot = pilot
 
-    def why(self, unit: str, last: int) -> pb.WhyReply:
+    async def why(self, unit: str, last: int) -> pb.WhyReply:
         """What rules see and do, of a unit or of everything. Raises ``UnitError``, ``ActionError``."""
         pilot, node = self._flying(), self._node
         reply = pb.WhyReply()
@@ -71,16 +88,22 @@ class PolicyVerbs:
                 for e in events
             )  # fmt: skip
         now = boottime_seconds()
-        told = [e for e in pilot.decider.explain() if not unit or _is_about(e, reply.unit)]
+        about = _targets(reply.unit)
+        told = [e for e in pilot.decider.explain() if not unit or _is_about(e, about)]
         told.sort(key=lambda e: _ORDER.get(e.state, 9))
         reply.rules.extend(_explanation(e, now) for e in told)
-        entries = pilot.journal.last(min(last or 10, MOST_ENTRIES), target=reply.unit)
-        reply.actions.extend(_entry(e) for e in entries)
+        count = min(last or 10, MOST_ENTRIES)
+        found = [await asyncio.to_thread(pilot.journal.last, count, target=t) for t in about or ("",)]
+        entries = sorted((e for some in found for e in some), key=lambda e: e.id)
+        reply.actions.extend(_entry(e) for e in entries[-count:])
         return reply
 
-    def show(self) -> pb.PolicyReply:
+    async def show(self) -> pb.PolicyReply:
         """The policy in force and what it has changed."""
-        adjusted, problem = read_adjustments(self._node.state)
+        adjusted, (_, problem) = (
+            self._node.adjusted,
+            await asyncio.to_thread(read_adjustments, self._node.state),
+        )
         return pb.PolicyReply(
             policy_json=json.dumps(self._node.settings.policy.model_dump(mode="json")),
             adjustments_json=adjusted.model_dump_json(),
@@ -96,7 +119,7 @@ class PolicyVerbs:
                 code="act.busy",
             )  # fmt: skip
         undone = await pilot.undo_all()
-        reply = self.show()
+        reply = await self.show()
         reply.undone.extend(undone)
         return reply
 
@@ -137,9 +160,20 @@ class PolicyVerbs:
         return self._pilot
 
 
-def _is_about(explanation: Explanation, unit: str) -> bool:
+def _targets(unit: str) -> tuple[str, ...]:
+    """What concerns a unit: it, and the pool for those that are the pool; () for everything."""
+    if not unit:
+        return ()
+    return (unit, POOL) if unit == META_ID or unit.startswith(pool_id("")) else (unit,)
+
+
+def _is_about(explanation: Explanation, targets: tuple[str, ...]) -> bool:
     proposal = explanation.proposal
-    return unit in explanation.key or (proposal is not None and proposal.target == unit)
+    if proposal is not None and proposal.target in targets:
+        return True
+    # A key names its target, alone or with more: "kvtier-engine-a first", a host for the pool's rules.
+    words = set(_WORDS.findall(explanation.key))
+    return any(t in words for t in targets) or (POOL in targets and explanation.rule in _OF_POOL)
 
 
 def _explanation(told: Explanation, now: float) -> pb.Explanation:

@@ -48,9 +48,9 @@ class Showing:
 
     async def _change(self, *, again: bool) -> None:
         node, observe = self._node, self._node.settings.observe
-        if self._exporter is not None:
-            await self._exporter.close()
-            self._exporter = None
+        before, self._exporter = self._exporter, None
+        if before is not None:
+            await before.close()
         tls = observe.tls
         files = ServerFiles(tls.ca, tls.cert, tls.key) if tls is not None else None
         try:
@@ -61,10 +61,14 @@ class Showing:
                 return
             exporter = Exporter(self.look, tls=files)
             await exporter.start(address)
-        except KvtierError as error:
-            node.exporter_problem = error.message
+        except Exception as error:
+            ours = isinstance(error, KvtierError)
+            if not ours:
+                log.exception("exporter.failed")
+            text = str(error) if ours else f"internal error: {type(error).__name__}: {error}"
+            node.exporter_problem = text.splitlines()[0]
             if not again:
-                node.events.add("error", "exporter.failed", str(error))
+                node.events.add("error", "exporter.failed", text)
             return
         self._exporter, node.exporter_problem = exporter, ""
         scheme = "https" if files is not None else "http"
@@ -92,6 +96,7 @@ class Showing:
             ),
             problems=state.problems,
             events=node.events.last(SHOWN_EVENTS),
+            actions=dict(self._pilot.counts),
         )
 
     async def close(self) -> None:

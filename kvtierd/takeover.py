@@ -43,6 +43,7 @@ class Takeover:
         self._act = act
         self._reload_lock = asyncio.Lock()
         self._keeper_basis: object = None
+        self._adjusted_problem = ""
         self._told: set[str] = set()  # of plugins: once, until it changes
 
     async def reload(self, restart_changed: bool) -> pb.ReloadReply:
@@ -63,14 +64,13 @@ class Takeover:
             KvtierError: as ``reload`` does; nothing has changed then.
         """
         async with self._reload_lock:
-            before, _ = await asyncio.to_thread(read_adjustments, self.node.state)
-            await self._try(change(before), restart_changed=False)
+            await self._try(change(self.node.adjusted), restart_changed=False)
             assert self.node.plan is not None
             return self.node.plan
 
     async def _try(self, adjustments: Adjustments | None, *, restart_changed: bool) -> pb.ReloadReply:
         try:
-            settings, plan = await self._new_plan(adjustments)
+            settings, plan, adjusted = await self._new_plan(adjustments)
             if plan.refusals:
                 raise PlanError(
                     "the plan is refused: " + "; ".join(r.message for r in plan.refusals),
@@ -78,14 +78,37 @@ class Takeover:
                     code="plan.refused",
                 )
             self._refuse_harm(settings, plan, restart_changed=restart_changed)
-            if adjustments is not None:
-                await asyncio.to_thread(write_adjustments, self.node.state, adjustments)
-            return await self._take_over(settings, plan, restart_changed=restart_changed)
+            if adjustments is None:
+                reply = await self._take_over(settings, plan, adjusted, restart_changed=restart_changed)
+                self.node.problems = []
+                return reply
+            await asyncio.to_thread(write_adjustments, self.node.state, adjustments)
+            try:
+                return await self._take_over(settings, plan, adjusted, restart_changed=restart_changed)
+            except BaseException:
+                await self._take_back(plan)
+                raise
         except KvtierError as error:
             # What runs goes on under the plan in force; status says what is wrong until a reload succeeds.
             if adjustments is None:
                 self.node.problems = [error.message]
             raise
+
+    async def _take_back(self, plan: NodePlan) -> None:
+        """A change that could not be taken over is not kept either; files that it has written already are as before."""
+        node = self.node
+        if node.plan is plan:
+            return  # it is in force
+        try:
+            await asyncio.to_thread(write_adjustments, node.state, node.adjusted)
+            if node.plan is not None:
+                await asyncio.to_thread(sync_files, node.plan.files)
+        except (KvtierError, OSError) as error:
+            node.events.add(
+                "error",
+                "policy.half-done",
+                f"a change could not be taken over, and what was written of it stays until kvtierctl reload: {error}",
+            )
 
     def _refuse_harm(self, settings: Settings, plan: NodePlan, *, restart_changed: bool) -> None:
         """What a reload must not do to units that run.
@@ -120,7 +143,7 @@ class Takeover:
                 code="plan.needs-apply",
             )
 
-    async def _new_plan(self, adjustments: Adjustments | None) -> tuple[Settings, NodePlan]:
+    async def _new_plan(self, adjustments: Adjustments | None) -> tuple[Settings, NodePlan, Adjustments]:
         node = self.node
         # An action rests on what is in force, not on what an operator is about to write.
         settings = (
@@ -134,10 +157,17 @@ class Takeover:
             )
         node.plugins = await asyncio.to_thread(load_plugins)  # one may have been installed meanwhile
         led_to = node.plan.direct.master if node.plan is not None and node.plan.direct is not None else None
-        plan = await plan_this_host(settings, node.plugins, master=led_to, adjustments=adjustments)
+        if adjustments is not None:
+            adjusted = adjustments
+        else:
+            adjusted, problem = await asyncio.to_thread(read_adjustments, node.state)
+            if problem and problem != self._adjusted_problem:
+                node.events.add("error", "policy.adjustments", problem)
+            self._adjusted_problem = problem
+        plan = await plan_this_host(settings, node.plugins, master=led_to, adjustments=adjusted)
         if plan.direct is not None and plan.direct.alias:
             await asyncio.to_thread(check_writable)
-        return settings, plan
+        return settings, plan, adjusted
 
     def _tell_of_plugins(self, plan: NodePlan) -> None:
         """Events for what is wrong with plugins: each text when it comes up, not with every reload."""
@@ -153,7 +183,7 @@ class Takeover:
         self._told = set(found)
 
     async def _take_over(
-        self, settings: Settings, plan: NodePlan, *, restart_changed: bool
+        self, settings: Settings, plan: NodePlan, adjusted: Adjustments, *, restart_changed: bool
     ) -> pb.ReloadReply:
         node = self.node
         before = {u.id: u for u in node.plan.units} if node.plan else {}
@@ -167,7 +197,7 @@ class Takeover:
             await asyncio.to_thread(prepare_tls, plan.tls, owner_of(plan.tls.user))
         written = await asyncio.to_thread(sync_files, plan.files)
         await asyncio.to_thread(save_plan, settings, plan)
-        node.settings, node.plan, node.problems = settings, plan, []
+        node.settings, node.plan, node.adjusted = settings, plan, adjusted
         await self.connect_tier(settings, plan)
         self._tell_of_plugins(plan)
         running = {v.id: v for v in node.supervisor.views() if v.pid}

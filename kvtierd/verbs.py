@@ -14,6 +14,7 @@ from kvtierd.cluster_verbs import ClusterVerbs
 from kvtierd.control.v1 import control_pb2 as pb
 from kvtierd.emulator.launch import cleanup as cleanup_emulation
 from kvtierd.engines.drain import Drained, drain
+from kvtierd.engines.l3_switch import OPERATOR
 from kvtierd.errors import PlanError, UnitError
 from kvtierd.events import Event
 from kvtierd.l3_verbs import L3Verbs
@@ -169,18 +170,20 @@ class NodeVerbs:
     def _any_runs(self, ids: list[str]) -> bool:
         return any(v.pid or v.state == "stopping" for v in self._node.supervisor.views() if v.id in ids)
 
-    async def purge(self) -> pb.PurgeReply:
+    async def purge(self, *, by: str = OPERATOR) -> pb.PurgeReply:
         """Empties the pool."""
         node = self._node
         if node.keeper is None:
             raise UnitError("no MetaService runs on this node", code="unit.missing")
         seconds = await node.keeper.purge()
-        node.events.add("warning", "tier.purged", f"the pool was emptied by an operator ({seconds:.1f} s)")
+        node.events.add("warning", "tier.purged", f"the pool was emptied by {by} ({seconds:.1f} s)")
         return pb.PurgeReply(seconds=seconds)
 
-    async def switch_l3(self, unit: str, *, on: bool, wait_seconds: float) -> pb.SwitchL3Reply:
+    async def switch_l3(
+        self, unit: str, *, on: bool, wait_seconds: float, by: str = OPERATOR
+    ) -> pb.SwitchL3Reply:
         """Takes an engine's L3 off or on. A client that goes away does not leave half of it done."""
-        work = asyncio.ensure_future(self._l3.switch(unit, on=on, wait_seconds=wait_seconds))
+        work = asyncio.ensure_future(self._l3.switch(unit, on=on, wait_seconds=wait_seconds, by=by))
         return await asyncio.shield(work)
 
     def peers(self) -> pb.PeersReply:
@@ -199,13 +202,13 @@ class NodeVerbs:
         """Holds this node back, or ends that."""
         return self.cluster.pause(on=on, reason=reason)
 
-    def why(self, unit: str, last: int) -> pb.WhyReply:
+    async def why(self, unit: str, last: int) -> pb.WhyReply:
         """What the policy's rules see and do."""
-        return self.policy.why(unit, last)
+        return await self.policy.why(unit, last)
 
-    def policy_in_force(self) -> pb.PolicyReply:
+    async def policy_in_force(self) -> pb.PolicyReply:
         """The policy, and what it has changed."""
-        return self.policy.show()
+        return await self.policy.show()
 
     async def reset_policy(self) -> pb.PolicyReply:
         """Takes back what it has changed. A client that goes away does not leave half of it done."""

@@ -6,8 +6,28 @@ import dataclasses
 from collections.abc import Callable
 from typing import Protocol
 
+from kvtierd.errors import ActionError, KvtierError
 from kvtierd.observe.picture import Picture
 from kvtierd.plan.adjustments import Adjustments
+
+
+class HalfDoneError(ActionError):
+    """Part of it is done and stays so."""
+
+    code = "act.half-done"
+
+
+class UndoneError(ActionError):
+    """It did not work, and all is as before."""
+
+    code = "act.undone"
+
+
+def told(error: BaseException) -> str:
+    """An error in one line: what happened, and why."""
+    if isinstance(error, KvtierError):
+        return f"{error.message}{f' ({error.why})' if error.why else ''}"
+    return str(error) or type(error).__name__
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -61,6 +81,10 @@ class Hands(Protocol):
 
     async def roll_engine(self, unit: str, reason: str) -> None:
         """Puts an engine among those that are drained and restarted one by one. Returns at once."""
+        ...
+
+    def call_off_roll(self, unit: str) -> None:
+        """Takes it from among those, if its turn has not come yet."""
         ...
 
     async def switch_l3(self, unit: str, *, on: bool) -> str:

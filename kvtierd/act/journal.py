@@ -127,6 +127,8 @@ class ActionJournal:
         """Entries and changes of entries that were lost."""
         self.set_aside: Path | None = None
         """Where a damaged file went at the opening."""
+        self.cut_off: tuple[Entry, ...] = ()
+        """What was under way when the process before this one ended, as found at the opening."""
         self._node = node
         self._kept_rows = kept_rows
         self._now = now
@@ -352,6 +354,10 @@ class ActionJournal:
         if self._db is None:
             return
         try:
+            rows = self._db.execute(
+                f"SELECT {_COLUMNS} FROM actions WHERE state = 'under way' ORDER BY id"  # noqa: S608 - our own names
+            ).fetchall()
+            self.cut_off = tuple(_entry(row) for row in rows)
             with self._db:
                 self._db.execute(
                     "UPDATE actions SET state = 'half done', outcome = 'kvtierd ended while this was under way'"

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import textwrap
 import time
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +28,7 @@ from kvtierd.quantities import format_duration, format_size
 
 if TYPE_CHECKING:
     from kvtierd.control.v1 import control_pb2 as pb
+    from kvtierd.decide.simulate import Replay
 
 MOST_FILE_BYTES = 256 * 1024 * 1024
 policy_app = typer.Typer(
@@ -52,7 +57,7 @@ def why(
     if as_json:
         print_json(message_dict(reply))
         return
-    print("\n".join(why_lines(reply, all_rules=all_rules)))
+    print("\n".join(fitted(why_lines(reply, all_rules=all_rules))))
 
 
 def why_lines(reply: pb.WhyReply, *, all_rules: bool) -> list[str]:
@@ -102,7 +107,7 @@ def show(
     if as_json:
         print_json({"policy": policy, "adjustments": adjusted, "problems": list(reply.problems)})
         return
-    print("\n".join(policy_lines(policy, adjusted, list(reply.problems))))
+    print("\n".join(fitted(policy_lines(policy, adjusted, list(reply.problems)))))
 
 
 def policy_lines(policy: dict[str, Any], adjusted: dict[str, Any], problems: list[str]) -> list[str]:
@@ -164,10 +169,13 @@ def record(
     """Write what this node saw in the last hour, one picture a line: for kvtierctl policy simulate."""
     count = 0
     try:
-        with connect(settings, socket) as client, file.open("w", encoding="utf-8") as out:
-            for line in client.pictures():
-                out.write(line + "\n")
-                count += 1
+        with connect(settings, socket) as client:
+            lines = client.pictures()
+            first = next(lines, None)  # before the file: without a daemon an earlier recording stays
+            with file.open("w", encoding="utf-8") as out:
+                for line in chain(() if first is None else (first,), lines):
+                    out.write(line + "\n")
+                    count += 1
     except OSError as error:
         raise StateError(f"{file} cannot be written: {error.strerror}") from None
     print(f"{count} pictures in {file}")
@@ -208,17 +216,34 @@ def simulate(
             }
         )
         return
-    span = (played.last_seconds or 0.0) - (played.first_seconds or 0.0)
-    print(f"{played.pictures} pictures over {format_duration(span)}")
+    print("\n".join(fitted(replay_lines(played))))
+
+
+def replay_lines(played: Replay) -> list[str]:
+    """The text of ``kvtierctl policy simulate``."""
+    first = played.first_seconds or 0.0
+    lines = [f"{played.pictures} pictures over {format_duration((played.last_seconds or 0.0) - first)}"]
     for decided in played.decided:
-        at = format_duration(decided.at_seconds - (played.first_seconds or 0.0))
-        print(f"after {at}: {decided.proposal.action.text}")
-        print(f"    because {decided.proposal.rule}: {decided.proposal.reason}")
+        lines.append(f"after {format_duration(decided.at_seconds - first)}: {decided.proposal.action.text}")
+        lines.append(f"    because {decided.proposal.rule}: {decided.proposal.reason}")
     if not played.decided:
-        print("nothing would have been done")
+        lines.append("nothing would have been done")
     for rule, reasons in sorted(played.kept_back.items()):
         told = "; ".join(f"{why} ({count} pictures)" for why, count in Counter(reasons).most_common(3))
-        print(f"kept back: {rule}: {told}")
+        lines.append(f"kept back: {rule}: {told}")
+    return lines
+
+
+def fitted(lines: list[str]) -> list[str]:
+    """The lines as wide as the terminal, what follows further in; for a file or a pipe as they are."""
+    if not os.isatty(1) and not os.environ.get("COLUMNS"):
+        return lines
+    width = max(40, shutil.get_terminal_size().columns)
+    found: list[str] = []
+    for line in lines:
+        indent = " " * (len(line) - len(line.lstrip()) + 4)
+        found += textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
+    return found
 
 
 def _when(unix_seconds: float) -> str:

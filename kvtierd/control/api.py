@@ -84,11 +84,11 @@ class NodeApi(Protocol):
         """Holds this node back, or ends that."""
         ...
 
-    def why(self, unit: str, last: int) -> pb.WhyReply:
-        """What the policy's rules see and do, of a unit or ("") of everything; never waits."""
+    async def why(self, unit: str, last: int) -> pb.WhyReply:
+        """What the policy's rules see and do, of a unit or ("") of everything."""
         ...
 
-    def policy_in_force(self) -> pb.PolicyReply:
+    async def policy_in_force(self) -> pb.PolicyReply:
         """The policy, and what it has changed beside the settings."""
         ...
 

@@ -148,16 +148,10 @@ class _Servicer(control_pb2_grpc.ControlServicer):
         return await _guarded(context, answer)
 
     async def Why(self, request: pb.WhyRequest, context: Context) -> pb.WhyReply:  # noqa: N802
-        async def answer() -> pb.WhyReply:
-            return self._node.why(request.unit, request.last)
-
-        return await _guarded(context, answer)
+        return await _guarded(context, lambda: self._node.why(request.unit, request.last))
 
     async def Policy(self, request: pb.PolicyRequest, context: Context) -> pb.PolicyReply:  # noqa: N802
-        async def answer() -> pb.PolicyReply:
-            return self._node.policy_in_force()
-
-        return await _guarded(context, answer)
+        return await _guarded(context, self._node.policy_in_force)
 
     async def ResetPolicy(self, request: pb.ResetPolicyRequest, context: Context) -> pb.PolicyReply:  # noqa: N802
         return await _guarded(context, self._node.reset_policy)

@@ -111,6 +111,8 @@ class Decider:
             return ()
         self._take_time(now)
         for late in self.limits.overdue(now):
+            if late.id in around.under_way:
+                continue  # to begin something else beside it would be worse than to wait
             waited = format_duration(self.policy.deadline_seconds)
             self.outcome(late.id, ok=False, text=f"no word of it within {waited}", now_seconds=now)
         self._judge_growth(picture)
@@ -171,8 +173,12 @@ class Decider:
         return self._explained
 
     def next_possible(self) -> Explanation | None:
-        """What could be done next, and when, if all stays as it is."""
-        waiting = [e for e in self._explained if e.next_seconds is not None and e.state == "holds"]
+        """What could be done next, and when, if all stays as it is; what has just been decided is the last, not the next."""
+        waiting = [
+            e
+            for e in self._explained
+            if e.next_seconds is not None and e.state == "holds" and e.verdict != "fires"
+        ]
         return min(waiting, key=lambda e: e.next_seconds or 0.0, default=None)
 
     # -- inside
@@ -327,6 +333,8 @@ class Decider:
         """
         fresh = Decider(self.policy)
         try:
+            if kept.get("unreadable"):
+                raise ValueError(kept["unreadable"])
             if kept["version"] != VERSION:
                 raise ValueError(f"it is of version {kept['version']!r}")
             fresh.limits.recall(kept["limits"])

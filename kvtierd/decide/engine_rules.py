@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvtierd.decide.finding import Finding, Memory, engine_problem, known, unit_group
+from kvtierd.decide.finding import Finding, Memory, engine_problem, known, pool_of, unit_group
 from kvtierd.decide.policy import Policy
 from kvtierd.decide.proposals import (
     POOL,
@@ -155,6 +155,10 @@ def failed_loads_everywhere(picture: Picture, policy: Policy, _memory: Memory) -
     elif len(bad) < seen:
         yield Finding(rule, POOL, "between", text)
     elif policy.failed_loads_everywhere == "purge" and picture.is_master:
+        if isinstance(pool := pool_of(picture, policy), str):
+            # Loads from a MetaService that does not answer fail as well, and what it holds is not at fault.
+            yield Finding(rule, POOL, "unknown", f"{text}; but {pool}")
+            return
         yield Finding(rule, POOL, "holds", text, Proposal(
             rule, POOL, Purge(), text, severity="error", urgent=True, numbers={"engines": seen},
             expected="loads succeed again, from an empty pool", verified_by="no failed loads in the next window",

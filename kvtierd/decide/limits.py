@@ -39,11 +39,13 @@ class Circumstances:
         paused: An operator said so: nothing is done, only advice is given.
         no_master: The cluster has none, whatever the picture believes.
         busy_groups: Groups in which another node does something disruptive.
+        under_way: Numbers of the proposals that are being carried out for certain, however long they take.
     """
 
     paused: bool = False
     no_master: bool = False
     busy_groups: Set[str] = frozenset()
+    under_way: Set[int] = frozenset()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -111,8 +111,11 @@ async def switch(
     return Switched(clock() - started, refusals)
 
 
+OPERATOR, POLICY = "an operator", "the policy"
+
+
 class DetachedEngines:
-    """Which engines run without L3 because an operator took it off. A small file, so that a new daemon knows it.
+    """Which engines run without L3 because somebody took it off. A small file, so that a new daemon knows it.
 
     It is about one run of an engine: the next one starts with its L3, and what is written here says nothing of it.
     """
@@ -120,18 +123,23 @@ class DetachedEngines:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._instances: dict[str, str] = {}
+        self._by: dict[str, str] = {}
         with contextlib.suppress(OSError, ValueError):
             if path.stat().st_size <= MOST_STATE_BYTES:
                 found = json.loads(path.read_bytes())
-                self._instances = (
-                    {str(u): str(i) for u, i in found.items()} if isinstance(found, dict) else {}
-                )
+                for unit, run in found.items() if isinstance(found, dict) else ():
+                    instance, by = run if isinstance(run, list) and len(run) == 2 else (run, OPERATOR)
+                    self._instances[str(unit)], self._by[str(unit)] = str(instance), str(by)
 
     def is_off(self, unit_id: str, instance: str | None) -> bool:
         """Whether this run of the engine had its L3 taken off."""
         return instance is not None and self._instances.get(unit_id) == instance
 
-    def mark(self, unit_id: str, instance: str | None) -> None:
+    def by(self, unit_id: str) -> str:
+        """Who took it off, in words."""
+        return self._by.get(unit_id, OPERATOR)
+
+    def mark(self, unit_id: str, instance: str | None, by: str = OPERATOR) -> None:
         """L3 of this run is off; ``None``: it is on.
 
         Raises:
@@ -140,6 +148,7 @@ class DetachedEngines:
         before = dict(self._instances)
         self._instances.pop(unit_id, None)
         if instance is not None:
-            self._instances[unit_id] = instance
+            self._instances[unit_id], self._by[unit_id] = instance, by
         if self._instances != before:
-            write_atomic(self._path, json.dumps(self._instances).encode() + b"\n", mode=0o600)
+            kept = {unit: [run, self.by(unit)] for unit, run in self._instances.items()}
+            write_atomic(self._path, json.dumps(kept).encode() + b"\n", mode=0o600)

@@ -11,18 +11,20 @@ from typing import Annotated
 
 from pydantic import Field
 
+from kvtierd.errors import PlanError
 from kvtierd.plan.inventory import Record
 from kvtierd.plan.model import PoolPlan
 from kvtierd.plan.remarks import Remarks
 from kvtierd.quantities import align_down, format_size
 
 ADDED = "added-"
+MOST_HOLDERS = 64
 
 
 class AddedHolder(Record):
     """One more pool holder of this node: ``dram_bytes`` of memory, under the unit name ``added-<index>``."""
 
-    index: Annotated[int, Field(ge=0, lt=64)]
+    index: Annotated[int, Field(ge=0, lt=MOST_HOLDERS)]
     dram_bytes: Annotated[int, Field(gt=0)]
 
     @property
@@ -44,9 +46,12 @@ class Adjustments(Record):
         return sum(h.dram_bytes for h in self.holders)
 
     def with_holder(self, dram_bytes: int) -> tuple[Adjustments, AddedHolder]:
-        """One more, under the lowest free number."""
+        """One more, under the lowest free number. Raises ``PlanError``: there is none."""
         used = {h.index for h in self.holders}
-        holder = AddedHolder(index=next(i for i in range(64) if i not in used), dram_bytes=dram_bytes)
+        index = next((i for i in range(MOST_HOLDERS) if i not in used), None)
+        if index is None:
+            raise PlanError(f"{MOST_HOLDERS} pool holders were added already", code="plan.too-many-holders")
+        holder = AddedHolder(index=index, dram_bytes=dram_bytes)
         return self.model_copy(update={"holders": (*self.holders, holder)}), holder
 
     def without_holder(self, name: str) -> Adjustments:

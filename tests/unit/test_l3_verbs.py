@@ -92,6 +92,18 @@ async def test_off_and_on_are_said_and_remembered(node, engine):
     assert node.kinds() == ["engine.l3-detached", "engine.l3-attached"]
 
 
+async def test_who_took_it_off_is_said_and_known_to_the_next_daemon(node, engine, tmp_path):
+    off = await L3Verbs(node).switch("e", on=False, wait_seconds=5, by="the policy")
+    assert off.note.startswith("L3 detached by the policy")
+    assert "detached by the policy" in node.remark(node.seen)
+    file = tmp_path / "l3.json"
+    again = DetachedEngines(file)
+    assert (again.is_off(ID, node.seen.instance), again.by(ID)) == (True, "the policy")
+    file.write_text(f'{{"{ID}": "{node.seen.instance}"}}')  # of an earlier version
+    old = DetachedEngines(file)
+    assert (old.is_off(ID, node.seen.instance), old.by(ID)) == (True, "an operator")
+
+
 async def test_a_client_that_brings_memory_takes_it_along_and_that_is_said(tmp_path, engine):
     reply = await L3Verbs(FakeNode(tmp_path, "engine")).switch("e", on=False, wait_seconds=5)
     assert "part of the pool went with it" in reply.note

@@ -14,7 +14,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from kvtierd.control.client import ControlClient
 from kvtierd.control.server import ControlServer
 from kvtierd.control.v1 import control_pb2 as pb
-from kvtierd.errors import ClusterError, DaemonUnreachableError, KvtierError, PlanError, StateError, UnitError
+from kvtierd.errors import (
+    ActionError,
+    ClusterError,
+    DaemonUnreachableError,
+    KvtierError,
+    PlanError,
+    StateError,
+    UnitError,
+)
 from kvtierd.events import Event
 
 
@@ -81,6 +89,23 @@ class FakeNode:
     def plugins(self):
         return [pb.Plugin(name="p")]
 
+    async def why(self, unit, last):
+        self.calls.append(("why", unit, last))
+        if unit == "x":
+            raise UnitError("there is no unit 'x'", code="unit.unknown")
+        return pb.WhyReply(unit=unit, rules=[pb.Explanation(rule="pool-small", next_in_seconds=0.0)])
+
+    async def policy_in_force(self):
+        return pb.PolicyReply(policy_json="{}", problems=["a problem"])
+
+    async def reset_policy(self):
+        raise ActionError("an action is being carried out", hint="try again", code="act.busy")
+
+    def pictures(self):
+        if self.calls:
+            raise ActionError("this kvtierd has not begun to look yet", code="act.not-yet")
+        return iter(["{}", "x" * 200_000])
+
 
 @pytest.fixture
 async def served(tmp_path):
@@ -137,6 +162,29 @@ async def test_l3_on_and_off_arrive_as_asked(served, on):
     reply = await call(served[1], "switch_l3", "ref", on=on, wait_seconds=4.0)
     assert (reply.on, reply.note) == (on, "done")
     assert served[0].calls == [("ref", "l3", on, 4.0)]
+
+
+async def test_why_and_the_policy(served):
+    reply = await call(served[1], "why", "ref", last=3)
+    assert served[0].calls == [("why", "ref", 3)]
+    assert (reply.unit, reply.rules[0].HasField("next_in_seconds")) == ("ref", True)
+    await call(served[1], "why")
+    assert served[0].calls[-1] == ("why", "", 10)
+    with pytest.raises(KvtierError, match="no unit 'x'") as raised:
+        await call(served[1], "why", "x")
+    assert raised.value.stable_code == "unit.unknown"
+    assert list((await call(served[1], "policy")).problems) == ["a problem"]
+    with pytest.raises(KvtierError, match="being carried out") as raised:
+        await call(served[1], "reset_policy")
+    assert (raised.value.stable_code, raised.value.hint) == ("act.busy", "try again")
+
+
+async def test_pictures_are_streamed_and_a_refusal_crosses(served):
+    assert [len(line) for line in await call(served[1], "pictures")] == [2, 200_000]
+    served[0].calls.append("begun")
+    with pytest.raises(KvtierError, match="has not begun to look") as raised:
+        await call(served[1], "pictures")
+    assert raised.value.stable_code == "act.not-yet"
 
 
 async def test_streams(served):

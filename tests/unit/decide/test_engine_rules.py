@@ -127,6 +127,8 @@ ALL_FAIL = picture(engines=(engine("one", failed=50), engine("two", failed=50)))
         ("there is one engine only", picture(engines=(engine("one", failed=50),)), "purge", "clear", None),
         ("the other cannot be seen", picture(engines=(engine("one", failed=50), engine("two", ready=False))), "purge",
          "clear", None),
+        ("the pool is not seen", replace(ALL_FAIL, pool=None), "purge", "unknown", None),
+        ("the MetaService hangs", replace(ALL_FAIL, pool=pool(hung_seconds=20.0)), "purge", "unknown", None),
         ("none can be seen", picture(engines=(engine("two", ready=False),)), "purge", "unknown", None),
     ],
 )  # fmt: skip
