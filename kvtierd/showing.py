@@ -21,6 +21,7 @@ log = structlog.get_logger(__name__)
 
 SHOWN_EVENTS = 50
 AGAIN_SECONDS = 30.0
+NOTE_SECONDS = 5.0  # the history has a point every 15 s
 
 
 class Showing:
@@ -33,10 +34,12 @@ class Showing:
         self._wanted: Any = None
         self._changing: asyncio.Task[None] | None = None
         self._next_try_seconds = 0.0
+        self._next_note_seconds = 0.0
 
     def round(self) -> None:
         """Follows the settings, and takes a point of the history. Returns at once."""
-        if self._exporter is not None:
+        if self._exporter is not None and time.monotonic() >= self._next_note_seconds:
+            self._next_note_seconds = time.monotonic() + NOTE_SECONDS
             self._exporter.note()
         observe = self._node.settings.observe
         wanted = (observe.exporter, observe.tls)
