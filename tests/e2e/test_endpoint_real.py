@@ -239,17 +239,15 @@ def test_an_early_joiner_waits_and_joins(real_tier: RealTier, endpoint: Callable
     assert full.put("key", size=SIZE) == 0
     ranks = {full.rank()}
     time.sleep(0.5)
+    roles = real_tier.ask(MetaClient.cluster_status).roles()
+    assert sorted(roles.values()) == ["provider", "proxy"]
     meta.kill()
     joiner = real_tier.client(init=False, device=0)
     joining = joiner.submit("init", device=0, init_bm=True)  # while nobody is there
     wait_until(lambda: front.status()["waiting"] >= 1, 10.0, "the joiner waits")
     real_tier.start_meta()
     front.await_back(2)
-    wait_until(
-        lambda: sorted(real_tier.ask(MetaClient.cluster_status).roles().values()) == ["provider", "proxy"],
-        5.0,
-        "the survivors are back in their roles",
-    )
+    await_roles(real_tier, front, roles)
     assert not joining.done()
     front.do("admit", "all")
     assert joining.result(5)["result"] == 0
