@@ -312,8 +312,7 @@ class PeerGate:
             raise _refusal(Verdict.DEPOSED if was_master else Verdict.NOT_MASTER)
         if not isinstance(state.route, Target):
             raise _refusal(Verdict.NOT_MASTER)
-        most = self.config.max_peer_links + (ROOM_FOR_QUESTIONS if hello.question else 0)
-        if self._rows[hello.node].links >= most:
+        if self._is_full(hello):
             raise _refusal(Verdict.TOO_MANY)
         if state.backend.process is not None and not is_alive(state.backend.process):
             self._watcher.doubt()  # with no link of its own this endpoint has not noticed
@@ -324,6 +323,10 @@ class PeerGate:
             raise _refusal(Verdict.NOT_ADMITTED)
         if hello.era and hello.era == state.backend.era:
             raise _refusal(Verdict.LATE_RETURN)
+
+    def _is_full(self, hello: Hello) -> bool:
+        most = self.config.max_peer_links + (ROOM_FOR_QUESTIONS if hello.question else 0)
+        return self._rows[hello.node].links >= most
 
     async def _connect(
         self, doorstep: _Doorstep, hello: Hello
@@ -345,6 +348,9 @@ class PeerGate:
         if doorstep.lost or generation != state.generation or route != state.route:
             server.abort()
             raise _Refusal("hung-up") if doorstep.lost else _refusal(Verdict.NOT_MASTER)
+        if self._is_full(hello):  # others came while this one was connected
+            server.abort()
+            raise _refusal(Verdict.TOO_MANY)
         row = self._rows[hello.node]
         row.links += 1
         row.links_total += 1
