@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -54,6 +55,17 @@ def write_atomic(
         if temporary:
             with contextlib.suppress(OSError):
                 Path(temporary).unlink()
+
+
+def aside_name(path: Path, mark: str, unix_seconds: float) -> Path:
+    """A free name beside ``path`` for a file that cannot be used and must not be lost: ``NAME.MARK-DATE[-N]``."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(unix_seconds))
+    first = target = path.with_name(f"{path.name}.{mark}-{stamp}")
+    number = 1
+    while target.exists():
+        number += 1
+        target = first.with_name(f"{first.name}-{number}")
+    return target
 
 
 def _sync_directory(directory: Path) -> None:

@@ -27,7 +27,7 @@ from kvtierd.decide.policy import policy_from
 from kvtierd.decide.proposals import Proposal
 from kvtierd.errors import ActionError, KvtierError
 from kvtierd.events import Severity
-from kvtierd.files import write_atomic
+from kvtierd.files import aside_name, write_atomic
 from kvtierd.mastership import Mastership
 from kvtierd.node import Node
 from kvtierd.node_hands import NodeHands
@@ -291,8 +291,7 @@ class Pilot:
             self.decider.outcome(number, ok=False, text=text, now_seconds=now)
 
     def _set_aside(self) -> str:
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        aside = self._file.with_name(f"{STATE_FILE}.damaged-{stamp}")
+        aside = aside_name(self._file, "damaged", time.time())
         try:
             self._file.rename(aside)
         except OSError:

@@ -9,7 +9,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from kvtierd.errors import StateError
-from kvtierd.files import write_atomic
+from kvtierd.files import aside_name, write_atomic
 from kvtierd.plan.adjustments import NOTHING, Adjustments
 
 FILE = "adjustments.json"
@@ -43,9 +43,8 @@ def write_adjustments(state: Path, adjustments: Adjustments) -> None:
     """
     path = state / FILE
     if read_adjustments(state)[1]:
-        aside = path.with_name(f"{FILE}.damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
         with contextlib.suppress(OSError):
-            path.rename(aside)
+            path.rename(aside_name(path, "damaged", time.time()))
     if adjustments == NOTHING:
         try:
             path.unlink(missing_ok=True)

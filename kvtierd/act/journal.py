@@ -24,6 +24,7 @@ from typing import Any, Literal
 import structlog
 
 from kvtierd.decide.proposals import Proposal, proposal_to_json
+from kvtierd.files import aside_name
 
 log = structlog.get_logger(__name__)
 
@@ -307,12 +308,7 @@ class ActionJournal:
             raise sqlite3.DatabaseError(f"it is not a journal of actions: {error}") from error
 
     def _set_aside(self, error: Exception) -> None:
-        stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._now()))
-        target = self.path.with_name(f"{self.path.name}.set-aside-{stamp}")
-        number = 1
-        while target.exists():
-            number += 1
-            target = self.path.with_name(f"{self.path.name}.set-aside-{stamp}-{number}")
+        target = aside_name(self.path, "set-aside", self._now())
         try:
             self.path.replace(target)
         except OSError as moving:

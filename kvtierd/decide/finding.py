@@ -137,6 +137,15 @@ def window_of(pool: PoolPicture, seconds: int) -> PoolWindow | str:
     return window if window is not None else f"it has not been watched for {format_duration(seconds)} yet"
 
 
+def watched_pool(picture: Picture, policy: Policy, seconds: int) -> tuple[PoolPicture, PoolWindow] | str:
+    """The pool as it is now and its figures over a window, or why either is not known."""
+    pool = pool_of(picture, policy)
+    if isinstance(pool, str):
+        return pool
+    window = window_of(pool, seconds)
+    return window if isinstance(window, str) else (pool, window)
+
+
 def hit_rate(window: PoolWindow | None) -> float | None:
     """Keys found over keys looked up."""
     return None if window is None else share(window.hit_keys, window.query_keys)

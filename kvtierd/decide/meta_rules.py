@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvtierd.decide.finding import Finding, Memory, known, pool_of, share, window_of
+from kvtierd.decide.finding import Finding, Memory, known, share, watched_pool
 from kvtierd.decide.policy import Policy
 from kvtierd.decide.proposals import POOL, Advise, Proposal, RestartUnit
 from kvtierd.decide.threshold_rules import LEAST_ALLOCATIONS
@@ -45,11 +45,11 @@ def meta_hung(picture: Picture, policy: Policy, _memory: Memory) -> Iterator[Fin
 def alloc_failing(picture: Picture, policy: Policy, _memory: Memory) -> Iterator[Finding]:
     """Allocations fail though there is room for them."""
     rule = "alloc-failing"
-    pool = pool_of(picture, policy)
-    window = pool if isinstance(pool, str) else window_of(pool, policy.window)
-    if isinstance(pool, str) or isinstance(window, str):
-        yield Finding(rule, POOL, "unknown", str(window))
+    watched = watched_pool(picture, policy, policy.window)
+    if isinstance(watched, str):
+        yield Finding(rule, POOL, "unknown", watched)
         return
+    pool, window = watched
     capacity, asked, failed = (
         known(pool.capacity_bytes),
         known(window.allocations),

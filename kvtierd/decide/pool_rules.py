@@ -21,7 +21,7 @@ from kvtierd.decide.finding import (
     pool_of,
     share,
     step_bytes,
-    window_of,
+    watched_pool,
 )
 from kvtierd.decide.policy import Policy
 from kvtierd.decide.proposals import (
@@ -48,11 +48,11 @@ LEAST_STEP = 0.5  # of the step: a smaller holder is not worth a rank
 def pool_small(picture: Picture, policy: Policy, memory: Memory) -> Iterator[Finding]:
     """Sustained turnover with a poor or falling hit rate."""
     rule = "pool-small"
-    pool = pool_of(picture, policy)
-    window = pool if isinstance(pool, str) else window_of(pool, policy.window)
-    if isinstance(pool, str) or isinstance(window, str):
-        yield Finding(rule, POOL, "unknown", str(window))
+    watched = watched_pool(picture, policy, policy.window)
+    if isinstance(watched, str):
+        yield Finding(rule, POOL, "unknown", watched)
         return
+    pool, window = watched
     hour = pool.windows.get(HOUR_SECONDS) if policy.window < HOUR_SECONDS else None
     # Eviction comes in bursts of a tenth of the pool, so a short window sees none or too much of it: the hour, once there.
     turnovers = known((hour or window).turnovers_per_hour)
@@ -124,11 +124,11 @@ def _grow(
 def pool_idle(picture: Picture, policy: Policy, _memory: Memory) -> Iterator[Finding]:
     """Hardly used and nothing evicted: an added holder can go back to its host."""
     rule = "pool-idle"
-    pool = pool_of(picture, policy)
-    window = pool if isinstance(pool, str) else window_of(pool, HOUR_SECONDS)
-    if isinstance(pool, str) or isinstance(window, str):
-        yield Finding(rule, POOL, "unknown", str(window))
+    watched = watched_pool(picture, policy, HOUR_SECONDS)
+    if isinstance(watched, str):
+        yield Finding(rule, POOL, "unknown", watched)
         return
+    pool, window = watched
     use, turnovers = share(pool.used_bytes, pool.capacity_bytes), known(window.turnovers_per_hour)
     if use is None or turnovers is None:
         yield Finding(rule, POOL, "unknown", "use or turnovers are not known")
@@ -211,11 +211,11 @@ def _relieve(
 def pool_unbalanced(picture: Picture, policy: Policy, memory: Memory) -> Iterator[Finding]:
     """One node's segments are full and evict while another's have room."""
     rule = "pool-unbalanced"
-    pool = pool_of(picture, policy)
-    window = pool if isinstance(pool, str) else window_of(pool, policy.window)
-    if isinstance(pool, str) or isinstance(window, str):
-        yield Finding(rule, POOL, "unknown", str(window))
+    watched = watched_pool(picture, policy, policy.window)
+    if isinstance(watched, str):
+        yield Finding(rule, POOL, "unknown", watched)
         return
+    pool, window = watched
     uses = _use_by_node(pool)
     evicted = known(window.evicted_keys_per_second)
     if uses is None or evicted is None:
@@ -272,11 +272,11 @@ def _balance(
 def idle_memory(picture: Picture, policy: Policy, _memory: Memory) -> Iterator[Finding]:
     """A host's memory lies idle for good while the pool evicts: the settings could give it to the pool."""
     rule = "idle-memory"
-    pool = pool_of(picture, policy)
-    window = pool if isinstance(pool, str) else window_of(pool, HOUR_SECONDS)
-    if isinstance(pool, str) or isinstance(window, str):
-        yield Finding(rule, POOL, "unknown", str(window))
+    watched = watched_pool(picture, policy, HOUR_SECONDS)
+    if isinstance(watched, str):
+        yield Finding(rule, POOL, "unknown", watched)
         return
+    _, window = watched
     turnovers = known(window.turnovers_per_hour)
     for host in hosts_of(picture, policy):
         room, of = known(host.room_bytes), share(host.room_bytes, host.total_bytes)

@@ -10,7 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from kvtierd.decide.finding import HOUR_SECONDS, Finding, Memory, known, pool_of, share, window_of
+from kvtierd.decide.finding import (
+    HOUR_SECONDS,
+    Finding,
+    Memory,
+    known,
+    share,
+    watched_pool,
+)
 from kvtierd.decide.policy import Policy
 from kvtierd.decide.proposals import POOL, Action, Advise, Proposal, SetThresholds, Severity, direction_of
 from kvtierd.observe.picture import Picture, PoolPicture, PoolWindow
@@ -25,11 +32,11 @@ RAISE_TURNOVERS = 0.25  # an hour: a pool that evicts less gains nothing
 
 def thresholds(picture: Picture, policy: Policy, memory: Memory) -> Iterator[Finding]:
     """Lower them when values fail for lack of room above them; raise them when much is free for nothing."""
-    pool = pool_of(picture, policy)
-    window = pool if isinstance(pool, str) else window_of(pool, policy.window)
-    if isinstance(pool, str) or isinstance(window, str):
-        yield Finding(RULE, POOL, "unknown", str(window), key="lower")
+    watched = watched_pool(picture, policy, policy.window)
+    if isinstance(watched, str):
+        yield Finding(RULE, POOL, "unknown", watched, key="lower")
         return
+    pool, window = watched
     high, low = pool.evict_high_percent, pool.evict_low_percent
     need = _need_percent(pool, policy)
     if high is None or low is None or need is None or not 0 < low < high < 100:
