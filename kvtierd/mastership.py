@@ -32,6 +32,7 @@ from kvtierd.cluster.hello import NodeFacts
 from kvtierd.cluster.standing import FOREVER, ClusterView, Standing
 from kvtierd.coordination import LEASE_EPOCH_FILE, Coordination, facts_of
 from kvtierd.direct import DirectClients, pool_ranks
+from kvtierd.endpoint.status import lets_everybody_in
 from kvtierd.errors import ClusterError, KvtierError
 from kvtierd.files import write_atomic
 from kvtierd.node import Node
@@ -235,7 +236,7 @@ class Mastership:
             backend = status["backend"]
             here = int(status["epoch"]) == epoch
             up = here and bool(backend["reachable"])
-            is_open = up and status["mode"] == "serve" and status["admission"] == "all"
+            is_open = up and lets_everybody_in(status)
             self.behind_endpoint.round(
                 roll,
                 epoch=epoch,

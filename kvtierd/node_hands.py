@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from kvtierd.act.hands import UnitNow
 from kvtierd.engines.l3_switch import POLICY
+from kvtierd.engines.rolling import ask_for
 from kvtierd.errors import ActionError, ClusterError, UnitError
 from kvtierd.mastership import Mastership
 from kvtierd.node import Node
@@ -98,8 +99,7 @@ class NodeHands:
         """Waits for its turn, is drained and started anew."""
         node = self._node
         node.events.add("warning", "policy.roll", f"it is drained and started anew: {reason}", unit=unit)
-        if unit not in node.due_engines:
-            node.due_engines.append(unit)
+        ask_for(node.due_engines, unit)
         node.supervisor.poke()
 
     def call_off_roll(self, unit: str) -> None:

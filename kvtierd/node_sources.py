@@ -16,6 +16,7 @@ from kvtierd.cluster.clock import boottime_seconds
 from kvtierd.cluster.comeback import ClientSeen
 from kvtierd.cluster.hello import EngineFacts, HostMemory, NodeFacts, OwnRank
 from kvtierd.coordination import HASH_SEED
+from kvtierd.endpoint.status import lets_everybody_in
 from kvtierd.mastership import Mastership
 from kvtierd.node import Node
 from kvtierd.observe.derive import EngineLook
@@ -137,10 +138,7 @@ class NodeSources:
         if mastership is not None and mastership.clients.plan is not None:
             return mastership.pool_is_open
         status = node.endpoint_status
-        if status is None:
-            return False
-        opened = status["mode"] == "serve" and status["admission"] == "all"
-        return bool(opened and status["backend"]["reachable"])
+        return status is not None and lets_everybody_in(status) and bool(status["backend"]["reachable"])
 
     def _pool(self) -> PoolSource | None:
         node, plan = self._node, self._node.plan

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from kvtierd.cluster.comeback import Roll
-from kvtierd.engines.rolling import Member, next_to_restart
+from kvtierd.engines.rolling import Member, ask_for, next_to_restart
 from kvtierd.errors import KvtierError
 from kvtierd.node import Node
 from kvtierd.plan.model import NodePlan
@@ -78,5 +78,5 @@ class Rollout:
         node.events.add("warning", "cluster.client-rolled", f"it is started anew: {roll.why}", unit=roll.unit)
         if roll.kind == "pool":
             node.supervisor.request_restart(roll.unit, roll.why)
-        elif roll.unit not in node.due_engines:
-            node.due_engines.append(roll.unit)
+        else:
+            ask_for(node.due_engines, roll.unit)

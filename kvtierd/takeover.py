@@ -14,6 +14,7 @@ from kvtierd.act.adjusted import read_adjustments, write_adjustments
 from kvtierd.assembly import make_toolchain, prepare_emulation, purge_script
 from kvtierd.control.v1 import control_pb2 as pb
 from kvtierd.endpoint.control import EndpointControl
+from kvtierd.engines.rolling import ask_for
 from kvtierd.errors import KvtierError, PlanError
 from kvtierd.events import Severity
 from kvtierd.host.hosts_file import check_writable
@@ -218,8 +219,7 @@ class Takeover:
             kinds = {u.id: u.kind for u in plan.units}
             for unit in sorted(stale, key=lambda u: STOP_ORDER.index(kinds[u])):
                 if kinds[unit] == "engine":
-                    if unit not in node.due_engines:
-                        node.due_engines.append(unit)  # one by one, drained, in the loop's rounds
+                    ask_for(node.due_engines, unit)  # one by one, drained, in the loop's rounds
                     continue
                 await self._act(unit, "restart", "its specification changed")
         return pb.ReloadReply(

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvtierd.cluster.comeback import DEADLINE_SECONDS
+from kvtierd.endpoint.status import lets_everybody_in
 from kvtierd.errors import KvtierError
 from kvtierd.mastership import Mastership, missing_survivors
 from kvtierd.node import Node
@@ -41,9 +42,7 @@ class TierLook:
     def endpoint_is_open(self) -> bool:
         """In a cluster: this node's endpoint lets everything and everybody pass; one that says nothing counts as open."""
         endpoint = self._node.endpoint_status
-        if self.mastership is None or endpoint is None:
-            return True
-        return bool(endpoint["mode"] == "serve" and endpoint["admission"] == "all")
+        return self.mastership is None or endpoint is None or lets_everybody_in(endpoint)
 
     async def round(self, *, at_rest: bool) -> None:
         """Looks, seldom when all is well."""

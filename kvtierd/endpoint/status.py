@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kvtierd.endpoint.actions import LinkState
@@ -12,6 +13,11 @@ if TYPE_CHECKING:
     from kvtierd.endpoint.service import EndpointService
 
 PROTOCOL = 2  # 1: before epochs and peers
+
+
+def lets_everybody_in(status: Mapping[str, Any]) -> bool:
+    """Whether requests pass and newcomers may join, by the answer to ``status``."""
+    return bool(status["mode"] == "serve" and status["admission"] == "all")
 
 
 def status(service: EndpointService) -> dict[str, Any]:

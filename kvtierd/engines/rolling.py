@@ -18,6 +18,12 @@ class Member:
     ready: bool
 
 
+def ask_for(due: list[str], unit_id: str) -> None:
+    """Puts an engine at the end of those that wait for their turn; once."""
+    if unit_id not in due:
+        due.append(unit_id)
+
+
 def next_to_restart(due: Sequence[str], members: Mapping[str, Member]) -> str | None:
     """Which of the engines that are due may be restarted now, ``None``: wait.
 

@@ -649,14 +649,12 @@ class PolicySettings(Section):
         return self
 
 
-class ObserveTlsSettings(Section):
+class ObserveTlsSettings(TlsSettings):
     """[observe] tls: certificates for the exporter; whoever asks it must show one that ``ca`` has signed."""
 
     ca: AbsolutePath = Field(
         "/etc/kvtierd/tls/ca.pem", description="signs the certificates of those who may ask"
     )
-    cert: AbsolutePath = Field("/etc/kvtierd/tls/node.pem", description="this node's certificate")
-    key: AbsolutePath = Field("/etc/kvtierd/tls/node.key", description="its key, readable by root only")
 
 
 def _listen_address(value: object) -> object:
