@@ -292,6 +292,14 @@ def _of_the_missing(problem: str) -> bool:
     return any(text in problem for text in ("not heard of", "cannot be reached", "paused by an operator"))
 
 
+def hits(lab: Cluster, writer: str, reader: str) -> bool:
+    """Whether what one node's engine computes is read from the pool by the other's."""
+    prompt = f"{time.monotonic()} what one has computed the other reads " * 12
+    lab[writer].ask(prompt)
+    time.sleep(0.5)
+    return int(lab[reader].ask(prompt).usage.get("kvtier", {}).get("l3_tokens", 0)) > 0
+
+
 def wait_until(condition: Callable[[], object], seconds: float, told: Callable[[], str] = str) -> float:
     """The seconds it took."""
     started = time.monotonic()

@@ -9,12 +9,11 @@ import re
 import time
 
 import pytest
-from cluster_lab import Cluster, wait_until
+from cluster_lab import Cluster, hits, wait_until
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(400)]
 
 CLIENTS = ("pool-0", "engine-ref")
-PROMPT = "how clients without an endpoint come to another master " * 12
 
 
 def lab_without_endpoints() -> Cluster:
@@ -43,14 +42,6 @@ def wait_well(lab: Cluster, master: str, seconds: float = 120.0, *, but: tuple[s
         )
 
     return wait_until(well, seconds, lab.told)
-
-
-def hits(lab: Cluster, writer: str, reader: str) -> bool:
-    """Whether what one node's engine computes is read from the pool by the other's."""
-    prompt = f"{time.monotonic()} {PROMPT}"
-    lab[writer].ask(prompt)
-    time.sleep(0.5)
-    return int(lab[reader].ask(prompt).usage.get("kvtier", {}).get("l3_tokens", 0)) > 0
 
 
 def kinds(lab: Cluster, name: str) -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import textwrap
 import time
 from pathlib import Path
 
 import psutil
 import pytest
-from cluster_lab import Cluster, wait_until
+from cluster_lab import Cluster, hits, wait_until
+from lab import install_plugin
 
 pytestmark = [pytest.mark.real, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -57,11 +57,7 @@ def second_client(lab: Cluster, name: str) -> psutil.Process:
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "two_clients.py").write_text(textwrap.dedent(MODULE))
-    info = tmp_path / "two_clients-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: two-clients\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[kvtierd.plugins]\ntwo-clients = two_clients\n")
+    install_plugin(tmp_path, "two-clients", MODULE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
@@ -96,11 +92,3 @@ def test_an_engine_that_does_not_come_back_is_drained_and_started_anew() -> None
         assert after["a"]["pool-0"] == before["a"]["pool-0"], "it was back"
         assert after["b"] == before["b"], "so was everything there"
         wait_until(lambda: hits(lab, "b", "a"), 40, lab.told)
-
-
-def hits(lab: Cluster, writer: str, reader: str) -> bool:
-    """Whether what one node's engine computes is read from the pool by the other's."""
-    prompt = f"{time.monotonic()} what one has computed the other reads " * 12
-    lab[writer].ask(prompt)
-    time.sleep(0.5)
-    return int(lab[reader].ask(prompt).usage.get("kvtier", {}).get("l3_tokens", 0)) > 0

@@ -25,6 +25,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -53,6 +54,16 @@ def wait_until(condition: Callable[[], T], timeout_seconds: float, what: str) ->
         if time.monotonic() > deadline:
             raise AssertionError(f"not within {timeout_seconds:g} s: {what}")
         time.sleep(0.02)
+
+
+def install_plugin(directory: Path, name: str, text: str) -> None:
+    """Makes a directory for PYTHONPATH hold a plugin as pip would have installed it: one module, one entry point."""
+    module = name.replace("-", "_")
+    (directory / f"{module}.py").write_text(textwrap.dedent(text))
+    info = directory / f"{module}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[kvtierd.plugins]\n{name} = {module}\n")
 
 
 class Unit:

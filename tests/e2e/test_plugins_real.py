@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 import time
 
 import pytest
+from lab import install_plugin
 
 from kvtierd.workload.demo import DemoNode, free_ports
 from kvtierd.workload.stream import complete
@@ -57,11 +57,7 @@ def kvtierd_engine_drivers():
 def installed(tmp_path, monkeypatch):
     """Two distributions on the daemon's path: one with the drivers above, one that ends whoever imports it."""
     for name, text in {"faulty": MODULE, "leaving": "import sys; sys.exit(3)"}.items():
-        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
-        info = tmp_path / f"{name}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[kvtierd.plugins]\n{name} = {name}\n")
+        install_plugin(tmp_path, name, text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
 
