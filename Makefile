@@ -100,7 +100,7 @@ bench-engines: setup  ## TTFT of the real vLLM on the CPU; installs it into a ca
 
 lock:  ## renew requirements.lock (needs uv)
 	uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --no-annotate --no-emit-package kvtierd --no-emit-package kvtierd-refengine \
-	  --extra memcache --group dev pyproject.toml $(PLUGINS:%=%/pyproject.toml) requirements.build.in -o requirements.lock
+	  --extra memcache --extra workload --group dev pyproject.toml $(PLUGINS:%=%/pyproject.toml) requirements.build.in -o requirements.lock
 
 clean:  ## remove .venv and caches
 	rm -rf $(VENV) .cache .mypy_cache .ruff_cache .pytest_cache

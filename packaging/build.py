@@ -88,7 +88,7 @@ def build(
 ) -> None:
     """All packages of one architecture, with ``noarch`` also those without machine code."""
     lock = SOURCE / "requirements.lock"
-    base = closure.closure(["kvtierd"], extras=frozenset({"memcache"}))
+    base = closure.closure(["kvtierd"], extras=frozenset({"memcache", "workload"}))
     root = work / arch / "kvtierd"
     stage.stage_interpreter(root)
     own = wheels.build([SOURCE], work / "own", release.epoch)
