@@ -18,7 +18,18 @@ from kvtierd.workload.dataset.sample import write_sample
 
 RECORDS = 20_000
 ROUNDS = 5
-ARGUMENTS = ["--top-n", "100000", "--min-length", "0", "--max-length", "8192", "--repeat", "2", "--output-format", "qa"]
+ARGUMENTS = [
+    "--top-n",
+    "100000",
+    "--min-length",
+    "0",
+    "--max-length",
+    "8192",
+    "--repeat",
+    "2",
+    "--output-format",
+    "qa",
+]
 OURS = [sys.executable, "-m", "kvtierd.cli", "dataset", "convert"]
 
 

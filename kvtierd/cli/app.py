@@ -23,6 +23,7 @@ from kvtierd.cli.policy import policy_app, why
 from kvtierd.cli.purge import purge
 from kvtierd.cli.status import status
 from kvtierd.cli.units import drain, restart, start, stop
+from kvtierd.cli.verify import verify
 from kvtierd.cli.version import version
 
 app = typer.Typer(
@@ -56,6 +57,7 @@ for verb in (
     inventory,
     hugepages,
     purge,
+    verify,
     peers,
     switchover,
     promote,
