@@ -11,6 +11,7 @@ from kvtierd.cli.cluster import pause, peers, promote, resume, switchover
 from kvtierd.cli.conf import conf_app
 from kvtierd.cli.dataset import dataset_app
 from kvtierd.cli.demo import demo
+from kvtierd.cli.doctor import doctor
 from kvtierd.cli.events import events
 from kvtierd.cli.hugepages import hugepages
 from kvtierd.cli.inventory import inventory
@@ -54,6 +55,7 @@ for verb in (
     stop,
     restart,
     drain,
+    doctor,
     inventory,
     hugepages,
     purge,
