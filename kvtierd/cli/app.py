@@ -23,6 +23,7 @@ from kvtierd.cli.plugins import plugins
 from kvtierd.cli.policy import policy_app, why
 from kvtierd.cli.purge import purge
 from kvtierd.cli.status import status
+from kvtierd.cli.support_bundle import support_bundle
 from kvtierd.cli.units import drain, restart, start, stop
 from kvtierd.cli.verify import verify
 from kvtierd.cli.version import version
@@ -70,6 +71,7 @@ for verb in (
     version,
 ):
     app.command()(verb)
+app.command("support-bundle")(support_bundle)
 app.add_typer(certs_app, name="certs")
 app.add_typer(conf_app, name="conf")
 app.add_typer(plugin_app, name="plugin")
