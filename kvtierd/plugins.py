@@ -133,7 +133,7 @@ def _brought_by(
             "the plugin brings no engine driver (hook kvtierd_engine_drivers) and no check (kvtierd_doctor_checks)"
         )
     for check in checks:
-        if not re.fullmatch(r"[a-z0-9-]+\.[a-z0-9-]+", getattr(check, "id", "")):
+        if not re.fullmatch(r"[a-z0-9-]+\.[a-z0-9-]+", str(getattr(check, "id", ""))):
             raise PluginError(f"the check {getattr(check, 'id', check)!r} has no id of the form group.name")
     for driver in found:
         _check_driver(driver)
