@@ -15,7 +15,7 @@ link-cut tree's preferred paths), which is what makes 30 million block reference
 
 Sampling (SHARDS, Waldspurger et al., FAST 2015): a block is kept when the hash of its prefix is below a threshold, and
 depths are scaled up. What the sample has too many or too few references is credited to depth zero, as its authors
-propose (SHARDS-adj). The error is estimated from four disjoint quarters of the sample.
+propose (SHARDS-adj). The error is estimated from sixteen disjoint parts of the sample.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ MOST_REFERENCES: Final = 36_000_000
 """Block references kept in memory (about 20 bytes each); beyond that the trace is sampled."""
 
 _SAMPLE_BITS: Final = 24
-_QUARTERS: Final = 4
+_GROUPS: Final = 16
+_T_95: Final = 2.13  # Student's t for 95 % with 15 degrees of freedom
 _PART: Final = 1 << 21  # references that are sorted at a time
 
 
@@ -124,13 +125,13 @@ class BlockTrace:
             hashes[at : at + len(chunk)] = chunk
             at += len(chunk)
         self._lengths, self._countable = [], []
-        quarters: list[_Depths] = []
+        groups: list[_Depths] = []
         rate = self.rate
         if rate < 1:
-            quarter_of = hashes & np.uint64(_QUARTERS - 1)
-            for quarter in range(_QUARTERS):
-                some = _only(np, quarter_of == np.uint64(quarter), hashes, lengths, countable)
-                quarters.append(_depths(np, *some, rate / _QUARTERS, self.countable_references))
+            group_of = hashes & np.uint64(_GROUPS - 1)
+            for group in range(_GROUPS):
+                some = _only(np, group_of == np.uint64(group), hashes, lengths, countable)
+                groups.append(_depths(np, *some, rate / _GROUPS, self.countable_references))
         whole = _depths(np, hashes, lengths, countable, rate, self.countable_references)
         return HitCurve(
             requests=self.requests,
@@ -138,7 +139,7 @@ class BlockTrace:
             prompt_tokens=self.prompt_tokens,
             rate=rate,
             whole=whole,
-            quarters=tuple(quarters),
+            groups=tuple(groups),
         )
 
 
@@ -151,7 +152,7 @@ class HitCurve:
     prompt_tokens: int
     rate: float
     whole: _Depths
-    quarters: tuple[_Depths, ...] = ()
+    groups: tuple[_Depths, ...] = ()
 
     @property
     def distinct(self) -> int:
@@ -166,19 +167,23 @@ class HitCurve:
     @property
     def most_hits(self) -> float:
         """Blocks that an endless pool would have hit."""
-        return float(self.whole.hits(self.whole.deepest + 1.0))
+        return float(self.whole.hits((self.whole.deepest + 1) / self.rate))
 
     def hits(self, sizes: Any) -> Any:
         """Blocks hit with each of these sizes (blocks)."""
         return self.whole.hits(sizes)
 
     def error(self, sizes: Any) -> float | None:
-        """Twice the standard error of the hits at the worst of these sizes, in blocks; ``None``: nothing was sampled."""
-        if not self.quarters:
+        """How far off the hits may be at the worst of these sizes (95 %), in blocks; ``None``: nothing was sampled.
+
+        The scatter of the groups, and what was credited to depth zero: how deep those references really were is not known.
+        """
+        if not self.groups:
             return None
         np = _numpy()
-        each = np.stack([quarter.hits(sizes) for quarter in self.quarters])
-        return float(2 * (each.std(axis=0, ddof=1) / len(self.quarters) ** 0.5).max())
+        each = np.stack([group.hits(sizes) for group in self.groups])
+        scatter = _T_95 * (each.std(axis=0, ddof=1) / len(self.groups) ** 0.5).max()
+        return float(scatter + abs(self.whole.missing) / self.rate)
 
 
 class _Depths:
@@ -187,7 +192,7 @@ class _Depths:
     def __init__(self, np: Any, first: Ints, length: Ints, rate: float, missing: float, distinct: int) -> None:
         self._np = np
         self._rate = rate
-        self._missing = missing  # references that the sample has too few, all taken for hits at depth zero
+        self.missing = missing  # references that the sample has too few, all taken for hits at depth zero
         self.distinct = distinct
         ends = first + length
         self.deepest = int(ends.max()) if len(ends) else 0
@@ -205,7 +210,7 @@ class _Depths:
         for values, sums, sign in ((self._begins, self._begin_sums, 1), (self._ends, self._end_sums, -1)):
             count = np.searchsorted(values, scaled, side="left")
             total += sign * (count * scaled - sums[count])
-        return np.maximum(total + self._missing, 0.0) / self._rate
+        return np.maximum(total + self.missing, 0.0) / self._rate
 
 
 def _only(np: Any, chosen: Any, hashes: Hashes, lengths: Any, countable: Any) -> tuple[Hashes, Any, Any]:
