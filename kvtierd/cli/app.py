@@ -20,6 +20,7 @@ from kvtierd.cli.plugin import plugin_app
 from kvtierd.cli.plugins import plugins
 from kvtierd.cli.policy import policy_app, why
 from kvtierd.cli.purge import purge
+from kvtierd.cli.size import size
 from kvtierd.cli.status import status
 from kvtierd.cli.units import drain, restart, start, stop
 from kvtierd.cli.version import version
@@ -61,6 +62,7 @@ for verb in (
     pause,
     resume,
     plugins,
+    size,
     demo,
     version,
 ):

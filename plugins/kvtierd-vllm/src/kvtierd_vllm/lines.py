@@ -34,7 +34,8 @@ _CONCURRENCY: Final = re.compile(
 )
 # vLLM V0. Its second figure, "# CPU blocks", is the swap space; a CPU's own cache is "# cpu blocks".
 _BLOCKS: Final = re.compile(rf"# (?!CPU )\w+ blocks: {_COUNT}(?=,|\s*$)")
-_MEMORY_BYTES: Final = re.compile(r"Available memory: (-?\d+), total memory: \d")
+# The comma shows that the number is whole; "total memory: ..." follows, or nothing.
+_MEMORY_BYTES: Final = re.compile(r"Available memory: (-?\d+),(?: total memory: \d|\s*$)")
 _MEMORY: Final = (
     re.compile(rf"Available KV cache memory: {_DECIMAL} ?{_UNIT}"),
     re.compile(rf"reserved {_DECIMAL} ?{_UNIT} for KV Cache as specified"),
@@ -134,6 +135,7 @@ def may_say_something(line: str) -> bool:
         or "Error: " in line
         or "oncurrency for " in line
         or "vailable memory" in line
+        or " blocks: " in line
         or "Failed to get " in line
     )
 
