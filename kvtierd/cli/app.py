@@ -9,6 +9,7 @@ from kvtierd.cli.apply import apply, reload
 from kvtierd.cli.certs import certs_app
 from kvtierd.cli.cluster import pause, peers, promote, resume, switchover
 from kvtierd.cli.conf import conf_app
+from kvtierd.cli.dataset import dataset_app
 from kvtierd.cli.demo import demo
 from kvtierd.cli.events import events
 from kvtierd.cli.hugepages import hugepages
@@ -23,6 +24,7 @@ from kvtierd.cli.purge import purge
 from kvtierd.cli.size import size
 from kvtierd.cli.status import status
 from kvtierd.cli.units import drain, restart, start, stop
+from kvtierd.cli.verify import verify
 from kvtierd.cli.version import version
 
 app = typer.Typer(
@@ -56,6 +58,7 @@ for verb in (
     inventory,
     hugepages,
     purge,
+    verify,
     peers,
     switchover,
     promote,
@@ -71,4 +74,5 @@ app.add_typer(certs_app, name="certs")
 app.add_typer(conf_app, name="conf")
 app.add_typer(plugin_app, name="plugin")
 app.add_typer(l3_app, name="l3")
+app.add_typer(dataset_app, name="dataset")
 app.add_typer(policy_app, name="policy")

@@ -217,7 +217,13 @@ def _figures(
     if bytes_per_token is not None and gb_per_1k is not None:
         raise UsageError("--bytes-per-token and --gb-per-1k say the same", hint="give one of them")
     found: list[TokenFigure] = []
-    given = bytes_per_token if bytes_per_token is not None else None if gb_per_1k is None else gb_per_1k * GB / 1000
+    given = (
+        bytes_per_token
+        if bytes_per_token is not None
+        else None
+        if gb_per_1k is None
+        else gb_per_1k * GB / 1000
+    )
     if given is not None:
         found.append(TokenFigure("given", given, given, details="as given"))
     if log is not None or metrics is not None:
@@ -248,7 +254,9 @@ def _best(asked: list[TokenFigure], answer: dict[str, Any]) -> TokenFigure | Non
     from kvtierd.workload.sizing.figures import best_of, disagreements
 
     best = best_of(asked) or asked[0]
-    whole = best.source in {"log", "metrics"} and best.bytes_per_token is not None  # no fractions that nobody measured
+    whole = (
+        best.source in {"log", "metrics"} and best.bytes_per_token is not None
+    )  # no fractions that nobody measured
 
     def shown(figure: TokenFigure) -> dict[str, Any]:
         per_token = figure.bytes_per_token
@@ -338,7 +346,9 @@ def _traced(
             f"{facts.short_requests:,} of {rates.requests:,} requests fill no block of {facts.block_tokens}: they never hit"
         )
     if facts.backwards:
-        notes.append(f"{facts.backwards:,} requests lie before the one in front of them; the file's order was kept")
+        notes.append(
+            f"{facts.backwards:,} requests lie before the one in front of them; the file's order was kept"
+        )
     if rates.error is not None:
         notes.append(
             f"{rates.rate:.3%} of the blocks were looked at; hit rates are within {100 * rates.error:.1f} points (95 %)"
@@ -492,7 +502,12 @@ def _curve(
         f" {facts.block_tokens}, {rates.distinct_blocks:,} different"
     )
     table = Table(
-        box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, title=title, title_justify="left", title_style=""
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        title=title,
+        title_justify="left",
+        title_style="",
     )
     table.add_column("POOL HOLDS", justify="right")
     table.add_column("HIT RATE", justify="right")
@@ -516,7 +531,9 @@ def _pool(pool: PoolSize, answer: dict[str, Any]) -> Any:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    table.add_row("pool must hold", f"{pool.kv_bytes / GB:,.2f} GB ({format_size(pool.kv_bytes)}) of KV cache")
+    table.add_row(
+        "pool must hold", f"{pool.kv_bytes / GB:,.2f} GB ({format_size(pool.kv_bytes)}) of KV cache"
+    )
     table.add_row(
         "dram",
         f"{format_size(pool.dram_bytes)} on {'this host' if pool.nodes == 1 else f'each of {pool.nodes} hosts'}:"

@@ -50,9 +50,7 @@ def ask_config(path: Path, *, spread: Spread, dtype: str | None) -> TokenFigure:
     )
 
 
-def ask_metrics(
-    where: str, drivers: Mapping[str, EngineDriver], *, cards: int, replicas: int
-) -> TokenFigure:
+def ask_metrics(where: str, drivers: Mapping[str, EngineDriver], *, cards: int, replicas: int) -> TokenFigure:
     """From a running engine, ``http://HOST:PORT[/metrics]``, or a file with a scrape.
 
     Raises:

@@ -189,7 +189,9 @@ class HitCurve:
 class _Depths:
     """Runs of hits by their depth in the LRU stack: hits(C) = sum over runs of min(length, blocks of it above C)."""
 
-    def __init__(self, np: Any, first: Ints, length: Ints, rate: float, missing: float, distinct: int) -> None:
+    def __init__(
+        self, np: Any, first: Ints, length: Ints, rate: float, missing: float, distinct: int
+    ) -> None:
         self._np = np
         self._rate = rate
         self.missing = missing  # references that the sample has too few, all taken for hits at depth zero

@@ -111,9 +111,7 @@ class _Model:
         self.name, self.config, self.kind = name, config, kind
         self.notes: list[str] = []
 
-    def figure(
-        self, spread: Spread, number: str, number_bytes: float, dtype_note: str | None
-    ) -> TokenFigure:
+    def figure(self, spread: Spread, number: str, number_bytes: float, dtype_note: str | None) -> TokenFigure:
         layers = self._whole(self.kind.layers)
         caching, windowed = self._caching_layers(layers)
         latent = self.kind.attention == "latent"

@@ -255,6 +255,7 @@ def figure_of_metrics(
         WorkloadError: ``sizing.metrics``: no driver knows it, or it says nothing of the cache.
     """
     reasons: list[str] = []
+    found: list[TokenFigure] = []
     for name, driver in drivers.items():
         try:
             seen = driver.observe(text)
@@ -274,15 +275,21 @@ def figure_of_metrics(
                 code="sizing.no-memory",
             )
         on_cards = None if memory is None else memory * cards / tokens
-        return TokenFigure(
-            source="metrics",
-            bytes_per_token=on_cards,
-            bytes_on_cards=on_cards,
-            kv_tokens=tokens,
-            kv_bytes=None if memory is None else memory * cards,
-            details=f"{tokens:,} tokens" + (f", {cards} x {format_size(memory)}" if memory else ""),
-            notes=() if memory else ("these metrics say no memory: bytes per token need --log or --config",),
+        found.append(
+            TokenFigure(
+                source="metrics",
+                bytes_per_token=on_cards,
+                bytes_on_cards=on_cards,
+                kv_tokens=tokens,
+                kv_bytes=None if memory is None else memory * cards,
+                details=f"{tokens:,} tokens" + (f", {cards} x {format_size(memory)}" if memory else ""),
+                notes=()
+                if memory
+                else ("these metrics say no memory: bytes per token need --log or --config",),
+            )
         )
+    if found:  # engines that borrow vLLM's names are known to several drivers: the one that reads more counts
+        return max(found, key=lambda figure: figure.kv_bytes is not None)
     raise WorkloadError(
         "the metrics do not say how large the KV cache is",
         why="; ".join(reasons)[:600],

@@ -46,7 +46,7 @@ KINDS: Final[Mapping[str, Kind]] = {
             "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "qwen2_vl", "qwen2_5_vl", "qwen3_vl",
             "qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text", "qwen3_vl_moe", "qwen3_vl_moe_text", "phi", "phi3",
             "phimoe", "gemma", "starcoder2", "cohere", "olmo", "olmo2", "olmoe", "stablelm", "internlm", "internlm2",
-            "internlm3", "baichuan", "minicpm", "glm", "glm4", "glm4_moe", "seed_oss", "granite", "granitemoe", 
+            "internlm3", "baichuan", "minicpm", "glm", "glm4", "glm4_moe", "seed_oss", "granite", "granitemoe",
             "ernie4_5", "ernie4_5_moe", "hunyuan_v1_dense", "minimax_m2", "aquila",
             "xverse", "orion", "gpt_neox", "opt", "dots1", "bailing_moe",
         ),

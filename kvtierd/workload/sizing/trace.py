@@ -44,7 +44,9 @@ _MASK: Final = (1 << 64) - 1
 
 # vLLM's line of a request: the prompt as Python writes a string, and perhaps its tokens.
 _LOGGED: Final = "Received request "
-_PROMPT: Final = re.compile(r"""prompt: ('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"), (?:params|sampling_params): """)
+_PROMPT: Final = re.compile(
+    r"""prompt: ('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"), (?:params|sampling_params): """
+)
 _TOKEN_IDS: Final = re.compile(r"prompt_token_ids: \[(\d+(?:, \d+)*)\]")
 
 Encode = Callable[[str], Sequence[int]]
@@ -296,7 +298,9 @@ def _block_tokens_of(requests: Sequence[TraceRequest], facts: TraceFacts) -> int
     with_blocks = [r for r in requests if r.hash_ids and r.input_tokens]
 
     def fits(size: int) -> bool:
-        good = sum(r.input_tokens // size <= len(r.hash_ids) <= -(-r.input_tokens // size) for r in with_blocks)
+        good = sum(
+            r.input_tokens // size <= len(r.hash_ids) <= -(-r.input_tokens // size) for r in with_blocks
+        )
         return good >= _AGREE * len(with_blocks)
 
     if not with_blocks or fits(asked):
