@@ -59,14 +59,14 @@ def size(
     ] = None,
     metrics: Annotated[
         str | None,
-        typer.Option("--metrics", metavar="URL", help="A running engine, or a file with a scrape of it.", rich_help_panel=_FROM),
+        typer.Option("--metrics", metavar="URL", help="A running engine, or a scrape of it.", rich_help_panel=_FROM),
     ] = None,
     bytes_per_token: Annotated[
         float | None, typer.Option("--bytes-per-token", min=0.001, help="Known already.", rich_help_panel=_FROM)
     ] = None,
     gb_per_1k: Annotated[
         float | None,
-        typer.Option("--gb-per-1k", min=1e-9, help="The same as GB (10^9 bytes) for 1,000 tokens.", rich_help_panel=_FROM),
+        typer.Option("--gb-per-1k", min=1e-9, help="As GB (10^9) for 1,000 tokens.", rich_help_panel=_FROM),
     ] = None,
     cards: Annotated[
         int | None,
@@ -79,11 +79,11 @@ def size(
     ] = 1,
     dtype: Annotated[
         str | None,
-        typer.Option("--dtype", help="Numbers of the KV cache: bf16, fp8, int8, ...; default: the model's.", rich_help_panel=_HOW),
+        typer.Option("--dtype", help="KV cache: bf16, fp8, ...; default: the model's.", rich_help_panel=_HOW),
     ] = None,
     block_size: Annotated[
         int | None,
-        typer.Option("--block-size", min=1, max=65536, help="Tokens in a block; default 128.", rich_help_panel=_HOW),
+        typer.Option("--block-size", min=1, max=65536, help="Tokens in a block; 128.", rich_help_panel=_HOW),
     ] = None,
     requests: Annotated[
         int | None, typer.Option("--requests", help="Requests to keep, nothing shared.", rich_help_panel=_DEMAND)
@@ -96,28 +96,28 @@ def size(
     ] = None,
     trace: Annotated[
         Path | None,
-        typer.Option("--trace", metavar="FILE", help="Dataset, Mooncake trace, or vLLM log with requests.", rich_help_panel=_TRACE),
+        typer.Option("--trace", metavar="FILE", help="Dataset, trace, or log of requests.", rich_help_panel=_TRACE),
     ] = None,
     form: Annotated[
         Form | None, typer.Option("--form", help="Default: told by its content.", rich_help_panel=_TRACE)
     ] = None,
     tokenizer: Annotated[
         Path | None,
-        typer.Option("--tokenizer", metavar="PATH", help="tokenizer.json or its directory; else bytes.", rich_help_panel=_TRACE),
+        typer.Option("--tokenizer", metavar="PATH", help="The model's; default: bytes.", rich_help_panel=_TRACE),
     ] = None,
     concurrent: Annotated[
-        int, typer.Option("--concurrent", min=1, max=100_000, help="Conversations that take turns.", rich_help_panel=_TRACE)
+        int, typer.Option("--concurrent", min=1, max=100_000, help="Conversations at a time.", rich_help_panel=_TRACE)
     ] = 1,
     sample: Annotated[
         float | None,
-        typer.Option("--sample", min=1e-6, max=1.0, help="Share of blocks to look at; default: all that fit.", rich_help_panel=_TRACE),
+        typer.Option("--sample", min=1e-6, max=1.0, help="Share of blocks to look at.", rich_help_panel=_TRACE),
     ] = None,
     share: Annotated[
         float,
-        typer.Option("--share", min=0.01, max=1.0, help="Size for this share of an endless pool's hits.", rich_help_panel=_TRACE),
+        typer.Option("--share", min=0.01, max=1.0, help="Of an endless pool's hits.", rich_help_panel=_TRACE),
     ] = 0.9,
     plot: Annotated[
-        Path | None, typer.Option("--plot", metavar="FILE", help="Draw the curve: .png or .svg.", rich_help_panel=_TRACE)
+        Path | None, typer.Option("--plot", metavar="FILE", help="The curve as .png or .svg.", rich_help_panel=_TRACE)
     ] = None,
     series: Annotated[Series, typer.Option("--series", help="Hardware.", rich_help_panel=_POOL)] = Series.I800_A2,
     nodes: Annotated[
@@ -131,13 +131,13 @@ def size(
 ) -> None:  # fmt: skip
     """How much memory KV cache takes for each token, and how large the pool has to be.
 
-    Bytes per token from a log, a config.json, a running engine, or several of them (disagreements are said); then the pool for
-    a number of requests, or the hit rate against its size for a trace.
+    Bytes per token from a log, a config.json, a running engine, or several of them (disagreements are said). Then the pool
+    for a number of requests, or the hit rate against its size for a trace.
 
     JSON: bytes_per_token, gb_per_1k_tokens (10^9), kv_tokens, kv_bytes (all cards of one engine), source, details, sources
-    [{the same, bytes_on_cards}], disagreements, notes. With a demand: pool_bytes (KV cache to hold), dram_bytes ([pool] dram of
-    a host), dram_size_per_card, capacity_bytes (all hosts), hugepages (pages of hugepage_bytes), evict_high, evict_low,
-    settings (TOML), demand_tokens. With a trace: curve [{pool_bytes, hit_rate}], knee, requests, blocks, distinct_blocks,
+    [{the same, bytes_on_cards}], disagreements, notes. With a demand: pool_bytes (KV cache to hold), dram_bytes ([pool] dram
+    of a host), dram_size_per_card, capacity_bytes (all hosts), hugepages (pages of hugepage_bytes), evict_high, evict_low,
+    cards, nodes, series, settings (TOML), demand_tokens. With a trace: curve [{pool_bytes, hit_rate}], knee, requests, blocks, distinct_blocks,
     max_hit_rate, all_bytes, prompt_tokens, block_tokens, form, unit, sample_rate, error, expected_hit_rate {least, most},
     skipped. null is unknown.
     """
@@ -305,8 +305,8 @@ def _demanded(
     answer["demand_tokens"] = tokens
     if input_tokens <= block_tokens:
         answer["notes"].append(
-            f"prompts of {input_tokens:,} tokens fill no block of {block_tokens} beyond the last token, which is always computed:"
-            " they cannot hit"
+            f"prompts of {input_tokens:,} tokens cannot hit: they fill no block of {block_tokens} before their last token,"
+            " which is always computed"
         )
     _put_pool(pool, answer)
     return pool
@@ -451,7 +451,8 @@ def _show(
         )
     if traced is not None:
         console.print()
-        console.print(_curve(traced, answer, figure))
+        console.print(_trace_line(traced), markup=False)
+        console.print(_curve(traced, figure))
     if pool is not None:
         console.print()
         console.print(_pool(pool, answer))
@@ -485,9 +486,15 @@ def _sources(asked: list[TokenFigure]) -> Any:
     return table
 
 
-def _curve(
-    traced: tuple[HitRates, HitCurve, TraceFacts], answer: dict[str, Any], figure: TokenFigure | None
-) -> Any:
+def _trace_line(traced: tuple[HitRates, HitCurve, TraceFacts]) -> str:
+    rates, _, facts = traced
+    return (
+        f"{rates.requests:,} requests ({facts.form}), {rates.prompt_tokens:,} {facts.unit}, {rates.blocks:,} blocks of"
+        f" {facts.block_tokens}, {rates.distinct_blocks:,} different"
+    )
+
+
+def _curve(traced: tuple[HitRates, HitCurve, TraceFacts], figure: TokenFigure | None) -> Any:
     from rich import box
     from rich.table import Table
 
@@ -497,18 +504,7 @@ def _curve(
     assert figure is not None
     assert figure.bytes_per_token is not None
     block_bytes = facts.block_tokens * figure.bytes_per_token
-    title = (
-        f"{rates.requests:,} requests ({facts.form}), {rates.prompt_tokens:,} {facts.unit}, {rates.blocks:,} blocks of"
-        f" {facts.block_tokens}, {rates.distinct_blocks:,} different"
-    )
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        show_edge=False,
-        title=title,
-        title_justify="left",
-        title_style="",
-    )
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     table.add_column("POOL HOLDS", justify="right")
     table.add_column("HIT RATE", justify="right")
     table.add_column("OF AN ENDLESS POOL'S HITS")
@@ -552,6 +548,6 @@ def _pool(pool: PoolSize, answer: dict[str, Any]) -> Any:
     if expected:
         table.add_row(
             "hit rate",
-            f"{expected['least']:.1%} to {expected['most']:.1%}: MemCache evicts in batches, from one threshold to the other",
+            f"{expected['least']:.1%} to {expected['most']:.1%}: MemCache evicts in batches between the thresholds",
         )
     return table

@@ -228,7 +228,8 @@ def _mixed(np: Any, values: Hashes) -> Hashes:
     """Finalizer of SplitMix64: every bit of the result depends on every bit of the value."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    mixed: Hashes = values ^ (values >> np.uint64(31))
+    return mixed
 
 
 def _prefix_hashes(np: Any, ids: Hashes, lengths: Ints) -> Hashes:
@@ -306,7 +307,7 @@ def _sum_of_larger_before(np: Any, keys: Ints, weights: Ints) -> Ints:
     1 before them; then the zeros go in front of the ones, in order.
     """
     count = len(keys)
-    sums = np.zeros(count, np.int64)
+    sums: Ints = np.zeros(count, np.int64)
     if not count:
         return sums
     place = np.arange(count, dtype=np.int64)  # where each entry of the present order was at first

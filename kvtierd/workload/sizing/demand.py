@@ -111,8 +111,8 @@ def size_pool(
         if room > 100 - high:
             if evict_high is not None:
                 notes.append(
-                    f"values of {format_size(value_bytes)} need {room:.1f} % of a segment above evict_high, and {100 - high} % are"
-                    " there: some writes will fail; lower evict_high"
+                    f"values of {format_size(value_bytes)} need {room:.1f} % of a segment above evict_high, and"
+                    f" {100 - high} % are there: some writes will fail; lower evict_high"
                 )
             else:
                 high = max(2, math.floor(100 - min(room, 98)))

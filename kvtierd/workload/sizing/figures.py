@@ -23,8 +23,9 @@ class TokenFigure:
     """Bytes of KV cache per token, from one source.
 
     ``kv_tokens`` and ``kv_bytes`` are the room of one engine's cache in tokens and in bytes over all its cards, where the
-    source says them. ``bytes_on_cards`` is what the engine's cards hold for one token, copies included, ``bytes_per_token`` is
-    one copy: the same unless the source knows of copies. ``None`` is unknown: metrics may have only ``kv_tokens``.
+    source says them. ``bytes_on_cards`` is what the engine's cards hold for one token, copies included; one copy is
+    ``bytes_per_token``: the same unless the source knows of copies. ``None`` is unknown: metrics may have only
+    ``kv_tokens``.
     """
 
     source: Source

@@ -140,8 +140,8 @@ class _Model:
         if caching < layers:
             shape = f"hybrid, {shape}"
             self.notes.append(
-                f"{layers - caching} of {layers} layers have a state of fixed size for each request and nothing for each token:"
-                " not counted, and an engine that keeps states at block ends needs more"
+                f"{layers - caching} of {layers} layers have a state of fixed size for each request, and nothing for each"
+                " token: not counted; an engine that keeps states at block ends needs more"
             )
         if windowed:
             self.notes.append(
@@ -159,8 +159,7 @@ class _Model:
         extra = self.config.get("num_nextn_predict_layers")
         if isinstance(extra, int) and extra > 0:
             self.notes.append(
-                f"the {extra} layer{'s' if extra > 1 else ''} for multi-token prediction cache too when speculation is on: not"
-                " counted"
+                f"layers for multi-token prediction ({extra}) cache too when speculation is on: not counted"
             )
         if spread.data > 1:
             self.notes.append(f"{spread.data} data-parallel engines have a cache each and share the pool")

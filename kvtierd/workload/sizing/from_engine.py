@@ -17,7 +17,7 @@ from kvtierd.plan.engine import EngineDriver, EngineObservation
 from kvtierd.quantities import format_size
 from kvtierd.workload.sizing.figures import DISAGREEMENT, TokenFigure
 
-# Who wrote a line: "(Worker_DP1_TP0 pid=7)", "(EngineCore_DP0 pid=7)", "(VllmWorker rank=3 pid=7)"; SGLang's "[... DP0 TP3]".
+# Who wrote a line: "(Worker_DP1_TP0 pid=7)", "(VllmWorker rank=3 pid=7)"; SGLang's "[2026-07-01 15:19:55 DP0 TP3]".
 _VLLM_PROCESS: Final = re.compile(r"\((\w+(?: rank=\d+)?) pid=\s*\d+\)")
 _SGLANG_RANK: Final = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d((?: [A-Z]+\d+)+)\]")
 _REPLICA: Final = re.compile(r"DP(\d+)")

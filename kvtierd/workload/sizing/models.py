@@ -73,7 +73,9 @@ KINDS: Final[Mapping[str, Kind]] = {
     "minimax_m1": Kind(pattern="attn_type_list"),
     "gpt2": _GPT2,
     "gpt_bigcode": dataclasses.replace(_GPT2, kv_heads=("num_key_value_heads",)),
-    "bloom": dataclasses.replace(_PLAIN, layers=("n_layer", "num_hidden_layers"), heads=("n_head", "num_attention_heads"), kv_heads=()),
+    "bloom": Kind(
+        layers=("n_layer", "num_hidden_layers"), heads=("n_head", "num_attention_heads"), kv_heads=()
+    ),
     "chatglm": Kind(
         layers=("num_layers",), kv_heads=("multi_query_group_num",), head_dim=("kv_channels",)
     ),

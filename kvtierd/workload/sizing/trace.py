@@ -333,13 +333,14 @@ class _Batch:
 
     def add(self, ids: Sequence[int], tokens: int) -> None:
         """One request: its whole blocks are cached, and at least its last token is computed."""
-        size = self._facts.block_tokens
+        facts = self._facts
+        size = facts.block_tokens
         whole = min(len(ids), tokens // size)
-        self._facts.requests += 1
-        self._facts.short_requests += not whole
+        facts.requests += 1
+        facts.short_requests += not whole
         self._ids.extend(ids if whole == len(ids) else ids[:whole])
         self._lengths.append(whole)
-        self._countable.append(min(whole, max(0, tokens - 1) // size))
+        self._countable.append(min(whole, (tokens - 1) // size) if tokens else 0)
         self._tokens += tokens
         if len(self._ids) >= _BATCH_BLOCKS:
             self.flush()
