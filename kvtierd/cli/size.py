@@ -134,12 +134,12 @@ def size(
     Bytes per token from a log, a config.json, a running engine, or several of them (disagreements are said). Then the pool
     for a number of requests, or the hit rate against its size for a trace.
 
-    JSON: bytes_per_token, gb_per_1k_tokens (10^9), kv_tokens, kv_bytes (all cards of one engine), source, details, sources
-    [{the same, bytes_on_cards}], disagreements, notes. With a demand: pool_bytes (KV cache to hold), dram_bytes ([pool] dram
-    of a host), dram_size_per_card, capacity_bytes (all hosts), hugepages (pages of hugepage_bytes), evict_high, evict_low,
-    cards, nodes, series, settings (TOML), demand_tokens. With a trace: curve [{pool_bytes, hit_rate}], knee, requests, blocks, distinct_blocks,
-    max_hit_rate, all_bytes, prompt_tokens, block_tokens, form, unit, sample_rate, error, expected_hit_rate {least, most},
-    skipped. null is unknown.
+    JSON: bytes_per_token, gb_per_1k_tokens (10^9), kv_tokens, kv_bytes (all cards of one engine), source, details;
+    sources (the same of each, with bytes_on_cards), disagreements, notes. With a demand: demand_tokens, pool_bytes (KV
+    cache to hold), dram_bytes (of one host), dram_size_per_card, capacity_bytes (all hosts), hugepages (pages of
+    hugepage_bytes), evict_high, evict_low, cards, nodes, series, settings (TOML). With a trace: curve (pool_bytes,
+    hit_rate), knee, requests, blocks, distinct_blocks, max_hit_rate, all_bytes, prompt_tokens, block_tokens, form, unit,
+    sample_rate, error, expected_hit_rate (least, most), skipped. null is unknown.
     """
     _check_use(trace, requests, input_tokens, output_tokens, plot)
     engine_cards = cards or tp * pp
@@ -297,10 +297,9 @@ def _demanded(
         wanted,
         **placing,
         value_bytes=round(block_tokens * per_token),
-        why=(
-            f"{requests:,} requests x ({input_tokens:,} + {output_tokens:,}) tokens x {per_token:,.0f} bytes"
-            f" = {wanted / GB:,.2f} GB, below evict_high",
-        ),
+        why=[
+            f"{tokens:,} tokens x {per_token:,.0f} bytes = {wanted / GB:,.2f} GB of KV cache, below evict_high"
+        ],
     )
     answer["demand_tokens"] = tokens
     if input_tokens <= block_tokens:
@@ -398,12 +397,12 @@ def _sized_by_trace(
         round(wanted),
         **placing,
         value_bytes=round(block_bytes),
-        why=(f"{share:.0%} of the hits of an endless pool: {wanted / GB:,.2f} GB of KV cache",),
+        why=[f"{share:.0%} of the hits of an endless pool: {wanted / GB:,.2f} GB of KV cache"],
     )
 
     def at(percent: int) -> float:
         held = pool.capacity_bytes * percent / 100 / block_bytes
-        return min(1.0, float(curve.hits(held)) * facts.block_tokens / rates.prompt_tokens)
+        return min(rates.max_hit_rate, float(curve.hits(held)) * facts.block_tokens / rates.prompt_tokens)
 
     answer["expected_hit_rate"] = {"least": at(pool.evict_low), "most": at(pool.evict_high)}
     _put_pool(pool, answer)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvtierd.errors import WorkloadError
-from kvtierd.http_get import http_get
+from kvtierd.http_get import HttpError, http_get
 from kvtierd.plan.engine import EngineDriver
 from kvtierd.workload.dataset.records import Skips, read_lines
 from kvtierd.workload.sizing.figures import TokenFigure
@@ -55,7 +55,7 @@ def ask_metrics(where: str, drivers: Mapping[str, EngineDriver], *, cards: int, 
 
     Raises:
         WorkloadError: as ``figure_of_metrics``; ``sizing.unreadable``; ``sizing.metrics`` for another status than 200.
-        HttpError: nobody answers.
+        WorkloadError: ``http.unreachable`` and the like, when nobody answers.
     """
     if "://" in where:
         text = asyncio.run(_scrape(where))
@@ -68,7 +68,15 @@ async def _scrape(url: str) -> str:
     scheme, _, rest = url.partition("://")
     if not rest.partition("/")[2]:
         url = f"{scheme}://{rest.rstrip('/')}/metrics"
-    answer = await http_get(url, timeout_seconds=_SCRAPE_SECONDS, most_body_bytes=_MOST_METRICS_BYTES)
+    try:
+        answer = await http_get(url, timeout_seconds=_SCRAPE_SECONDS, most_body_bytes=_MOST_METRICS_BYTES)
+    except HttpError as error:
+        raise WorkloadError(
+            error.message,
+            why=error.why,
+            hint=error.hint or "name a running engine, http://HOST:PORT; kvtierctl status shows which run",
+            code=error.stable_code,
+        ) from None
     if answer.status != 200:
         raise WorkloadError(
             f"{url} answered {answer.status}",

@@ -126,7 +126,9 @@ def size_pool(
         refusal = remarks.refusals[0]
         raise WorkloadError(
             f"no such pool can be planned: {refusal.message}",
-            hint=f"{refusal.hint}; or spread it over more hosts (--nodes) or cards (--cards)",
+            hint="spread it over more cards (--cards) or hosts (--nodes)"
+            if plan.placement == "engine"
+            else "spread it over more hosts (--nodes)",
             code="sizing.pool",
         )
     if evict_high is None and evict_low is None and high < MOST_HIGH:
