@@ -55,26 +55,34 @@ def test_the_two_forms_of_the_line() -> None:
             507 * 128,
         ),
         (
-            "Available KV cache memory: 9.25 GiB (halved for workspace)\n"
-            "GPU KV cache size: 1,000 tokens, Maximum concurrency for 500 tokens per request: 2.00x",
+            (
+                "Available KV cache memory: 9.25 GiB (halved for workspace)\n"
+                "GPU KV cache size: 1,000 tokens, Maximum concurrency for 500 tokens per request: 2.00x"
+            ),
             round(9.25 * GIB),
             1000,
         ),
         (
-            "Initial free memory 60.1 GiB, reserved 20.0 GiB for KV Cache as specified by kv_cache_memory_bytes, skipping\n"
-            "GPU KV cache size: 1000 tokens",
+            (
+                "Initial free memory 60.1 GiB, reserved 20.0 GiB for KV Cache as specified by kv_cache_memory_bytes\n"
+                "GPU KV cache size: 1000 tokens"
+            ),
             20 * GIB,
             1000,
         ),
         (
-            "Available KV cache memory: 2.0 GiB\n"
-            "Sparse KV offload is enabled, enlarge total available memory to 12.5 GiB\nNPU KV cache size: 7,000 tokens",
+            (
+                "Available KV cache memory: 2.0 GiB\n"
+                "Sparse KV offload is enabled, enlarge total available memory to 12.5 GiB\nNPU KV cache size: 7,000 tokens"
+            ),
             round(12.5 * GIB),
             7000,
         ),
         (
-            "Multiplying the GPU KV cache size by the cp_world_size 2 (pcp_world_size 1 * dcp_world_size 2).\n"
-            "Available KV cache memory: 1.5GB\nGPU KV cache size: 2,000 tokens",
+            (
+                "Multiplying the GPU KV cache size by the cp_world_size 2 (pcp_world_size 1 * dcp_world_size 2).\n"
+                "Available KV cache memory: 1.5GB\nGPU KV cache size: 2,000 tokens"
+            ),
             1_500_000_000,
             2000,
         ),
