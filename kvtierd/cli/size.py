@@ -66,7 +66,7 @@ def size(
     ] = None,
     gb_per_1k: Annotated[
         float | None,
-        typer.Option("--gb-per-1k", min=1e-9, help="As GB (10^9) for 1,000 tokens.", rich_help_panel=_FROM),
+        typer.Option("--gb-per-1k", min=1e-9, help="GB for 1,000 tokens (10^9 bytes).", rich_help_panel=_FROM),
     ] = None,
     cards: Annotated[
         int | None,
