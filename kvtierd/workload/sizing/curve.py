@@ -38,6 +38,7 @@ MOST_REFERENCES: Final = 36_000_000
 _SAMPLE_BITS: Final = 24
 _GROUPS: Final = 16
 _T_95: Final = 2.13  # Student's t for 95 % with 15 degrees of freedom
+_SPARE: Final = 1 << 21  # a batch comes before it is known to be too much
 _PART: Final = 1 << 21  # references that are sorted at a time
 
 
@@ -61,7 +62,8 @@ class BlockTrace:
         self._fixed = rate is not None
         self._threshold = round((rate or 1.0) * (1 << _SAMPLE_BITS)) or 1
         self._most = most_references
-        self._hashes: list[Hashes] = []
+        # One place for all, in which a smaller sample is made in place too. What is not written takes no memory.
+        self._hashes: Hashes = self._np.empty(min(most_references, MOST_REFERENCES) + _SPARE, self._np.uint64)
         self._lengths: list[Any] = []
         self._countable: list[Any] = []
         self._held = 0
@@ -94,16 +96,23 @@ class BlockTrace:
         self._keep(*kept)
         while not self._fixed and self._held > self._most:
             self._threshold //= 2
-            chunks = list(zip(self._hashes, self._lengths, self._countable, strict=True))
-            self._hashes, self._lengths, self._countable, self._held = [], [], [], 0
-            for chunk in chunks:
-                self._keep(*self._sampled(*chunk))
+            chunks = list(zip(self._lengths, self._countable, strict=True))
+            self._lengths, self._countable, self._held, at = [], [], 0, 0
+            for held_lengths, held_countable in chunks:
+                end = at + int(held_lengths.sum(dtype=self._np.int64))
+                self._keep(*self._sampled(self._hashes[at:end], held_lengths, held_countable))
+                at = end
 
     def _keep(self, hashes: Hashes, lengths: Any, countable: Any) -> None:
-        self._hashes.append(hashes)
+        end = self._held + len(hashes)
+        if end > len(self._hashes):
+            larger = self._np.empty(end + end // 2, self._np.uint64)
+            larger[: self._held] = self._hashes[: self._held]
+            self._hashes = larger
+        self._hashes[self._held : end] = hashes
+        self._held = end
         self._lengths.append(lengths)
         self._countable.append(countable)
-        self._held += len(hashes)
 
     def _sampled(self, hashes: Hashes, lengths: Any, countable: Any) -> tuple[Hashes, Any, Any]:
         np = self._np
@@ -117,42 +126,51 @@ class BlockTrace:
         np = self._np
         lengths = np.concatenate(self._lengths) if self._lengths else np.zeros(0, np.int32)
         countable = np.concatenate(self._countable) if self._countable else np.zeros(0, np.int32)
-        hashes = np.empty(self._held, np.uint64)
-        at = 0
-        self._hashes.reverse()
-        while self._hashes:  # piece by piece, so that both copies are never there at once
-            chunk = self._hashes.pop()
-            hashes[at : at + len(chunk)] = chunk
-            at += len(chunk)
-        self._lengths, self._countable = [], []
-        groups: list[_Depths] = []
+        hashes = self._hashes[: self._held]
+        self._hashes, self._lengths, self._countable, self._held = np.empty(0, np.uint64), [], [], 0
         rate = self.rate
-        if rate < 1:
-            group_of = hashes & np.uint64(_GROUPS - 1)
-            for group in range(_GROUPS):
-                some = _only(np, group_of == np.uint64(group), hashes, lengths, countable)
-                groups.append(_depths(np, *some, rate / _GROUPS, self.countable_references))
-        whole = _depths(np, hashes, lengths, countable, rate, self.countable_references)
+        scatter = self._scatter(hashes, lengths, countable) if rate < 1 else None
+        before = _last_users(np, hashes, lengths)
+        del hashes  # what follows needs their room
+        whole = _depths(np, before, lengths, countable, rate, self.countable_references)
         return HitCurve(
             requests=self.requests,
             references=self.references,
             prompt_tokens=self.prompt_tokens,
             rate=rate,
             whole=whole,
-            groups=tuple(groups),
+            error=None if scatter is None else scatter + abs(whole.missing) / rate,
         )
+
+    def _scatter(self, hashes: Hashes, lengths: Any, countable: Any) -> float:
+        """How far off the hits of the sample may be by chance at the worst of many sizes (95 %), in blocks."""
+        np, rate = self._np, self.rate / _GROUPS
+        most = max(2.0, len(hashes) / self.rate)
+        sizes = np.concatenate((np.geomspace(1, most, 200), np.linspace(1, most, 200)))
+        group_of = (hashes & np.uint64(_GROUPS - 1)).astype(np.uint8)
+        hits = []
+        for group in range(_GROUPS):
+            some, some_lengths, some_countable = _only(np, group_of == group, hashes, lengths, countable)
+            before = _last_users(np, some, some_lengths)
+            depths = _depths(np, before, some_lengths, some_countable, rate, self.countable_references)
+            hits.append(depths.hits(sizes))
+        return float(_T_95 * (np.stack(hits).std(axis=0, ddof=1) / _GROUPS**0.5).max())
 
 
 @dataclasses.dataclass(frozen=True)
 class HitCurve:
-    """Hits against size. ``distinct`` and sizes are in blocks, of the whole trace also when it was sampled."""
+    """Hits against size. ``distinct`` and sizes are in blocks, of the whole trace also when it was sampled.
+
+    ``error``: how far off the hits may be at the worst size (95 %), in blocks: the scatter of the sample's parts, and what
+    was credited to depth zero, since how deep those references really were is not known. ``None``: nothing was sampled.
+    """
 
     requests: int
     references: int
     prompt_tokens: int
     rate: float
     whole: _Depths
-    groups: tuple[_Depths, ...] = ()
+    error: float | None = None
 
     @property
     def distinct(self) -> int:
@@ -172,18 +190,6 @@ class HitCurve:
     def hits(self, sizes: Any) -> Any:
         """Blocks hit with each of these sizes (blocks)."""
         return self.whole.hits(sizes)
-
-    def error(self, sizes: Any) -> float | None:
-        """How far off the hits may be at the worst of these sizes (95 %), in blocks; ``None``: nothing was sampled.
-
-        The scatter of the groups, and what was credited to depth zero: how deep those references really were is not known.
-        """
-        if not self.groups:
-            return None
-        np = _numpy()
-        each = np.stack([group.hits(sizes) for group in self.groups])
-        scatter = _T_95 * (each.std(axis=0, ddof=1) / len(self.groups) ** 0.5).max()
-        return float(scatter + abs(self.whole.missing) / self.rate)
 
 
 class _Depths:
@@ -217,7 +223,8 @@ class _Depths:
 
 def _only(np: Any, chosen: Any, hashes: Hashes, lengths: Any, countable: Any) -> tuple[Hashes, Any, Any]:
     """The chosen blocks of each request: a chain of fewer blocks in the same order."""
-    counts = np.concatenate((np.zeros(1, np.int64), np.cumsum(chosen, dtype=np.int64)))
+    counts = np.zeros(len(chosen) + 1, np.int32)
+    np.cumsum(chosen, out=counts[1:])
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
     begin, end = counts[offsets[:-1]], counts[offsets[1:]]
     could_hit = counts[offsets[:-1] + countable] - begin
@@ -251,10 +258,10 @@ def _prefix_hashes(np: Any, ids: Hashes, lengths: Ints) -> Hashes:
 
 
 def _depths(
-    np: Any, hashes: Hashes, lengths: Any, countable: Any, rate: float, countable_references: int
+    np: Any, before: Any, lengths: Any, countable: Any, rate: float, countable_references: int
 ) -> _Depths:
+    """From the last user of each block reference to the depths of runs of hits."""
     offsets = np.concatenate((np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)))
-    before = _last_users(np, hashes, lengths)
     distinct = int((before < 0).sum())
     # Runs: neighbours in one request that were last used by the same earlier one.
     changes = np.empty(len(before), bool)

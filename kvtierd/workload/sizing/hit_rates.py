@@ -63,7 +63,6 @@ def hit_rates(curve: HitCurve, *, block_tokens: int, bytes_per_token: float) -> 
 
     sizes = _sizes(curve.most_blocks)
     most = min(1.0, curve.most_hits * share)
-    error = curve.error(sizes)
     return HitRates(
         points=tuple(at(blocks) for blocks in sizes),
         knee=at(_smallest(curve, KNEE_SHARE * curve.most_hits)),
@@ -74,7 +73,7 @@ def hit_rates(curve: HitCurve, *, block_tokens: int, bytes_per_token: float) -> 
         distinct_blocks=curve.distinct,
         prompt_tokens=curve.prompt_tokens,
         rate=curve.rate,
-        error=None if error is None else error * share,
+        error=None if curve.error is None else curve.error * share,
     )
 
 
