@@ -11,6 +11,7 @@ from kvtierd.cli.cluster import pause, peers, promote, resume, switchover
 from kvtierd.cli.conf import conf_app
 from kvtierd.cli.dataset import dataset_app
 from kvtierd.cli.demo import demo
+from kvtierd.cli.doctor import doctor
 from kvtierd.cli.events import events
 from kvtierd.cli.hugepages import hugepages
 from kvtierd.cli.inventory import inventory
@@ -23,6 +24,7 @@ from kvtierd.cli.policy import policy_app, why
 from kvtierd.cli.purge import purge
 from kvtierd.cli.size import size
 from kvtierd.cli.status import status
+from kvtierd.cli.support_bundle import support_bundle
 from kvtierd.cli.units import drain, restart, start, stop
 from kvtierd.cli.verify import verify
 from kvtierd.cli.version import version
@@ -55,6 +57,7 @@ for verb in (
     stop,
     restart,
     drain,
+    doctor,
     inventory,
     hugepages,
     purge,
@@ -70,6 +73,7 @@ for verb in (
     version,
 ):
     app.command()(verb)
+app.command("support-bundle")(support_bundle)
 app.add_typer(certs_app, name="certs")
 app.add_typer(conf_app, name="conf")
 app.add_typer(plugin_app, name="plugin")
