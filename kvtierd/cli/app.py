@@ -22,6 +22,7 @@ from kvtierd.cli.plugin import plugin_app
 from kvtierd.cli.plugins import plugins
 from kvtierd.cli.policy import policy_app, why
 from kvtierd.cli.purge import purge
+from kvtierd.cli.size import size
 from kvtierd.cli.status import status
 from kvtierd.cli.support_bundle import support_bundle
 from kvtierd.cli.units import drain, restart, start, stop
@@ -67,6 +68,7 @@ for verb in (
     pause,
     resume,
     plugins,
+    size,
     demo,
     version,
 ):
