@@ -26,7 +26,7 @@ does not answer is `unknown`, with the reason. A check ends as
 
 `--only GROUP` or `--only ID` chooses, `--fix-hints` adds what stands here, `--json` is for programs, `--root DIR` looks at
 a host that is only a directory, its commands recorded in `DIR/.commands`. Checks marked below are made by kvtierd before it
-starts a unit: while one fails, units of those kinds are not started, and `kvtierctl status` says why; what runs already goes on.
+starts a unit: while one fails, units of those kinds are not started, and `kvtierctl status` says why; what runs goes on.
 Plugins add checks of their own ([plugins.md](plugins.md)).
 """
 
