@@ -35,6 +35,16 @@ def with_transfer(table: dict[str, Any], **changes: Any) -> Any:
     return launch(args={"tensor-parallel-size": 2, "kv-transfer": table}, **changes)
 
 
+def test_without_l3_it_has_no_connector_and_no_ranks() -> None:
+    made = with_args(l3="off")
+    assert "--kv-transfer-config" not in made.argv
+    assert made.clients == 0
+    assert refused(made) == []
+    assert refused(launch(role="prefill", args={"tensor-parallel-size": 2, "l3": "off"})) == [
+        "engine.l3-off-role"
+    ]
+
+
 def test_found_through_its_entry_point() -> None:
     (entry,) = metadata.entry_points(group=hookspecs.ENTRY_POINT_GROUP, name="vllm")
     manager = pluggy.PluginManager(hookspecs.PROJECT)

@@ -82,6 +82,17 @@ def test_operators_may_change_the_rest() -> None:
     assert transfer(made)["kv_connector_extra_config"] == {"namespace": "b", "lane_bytes": 1024}
 
 
+def test_without_l3_it_has_no_connector_and_no_rank() -> None:
+    made = DRIVER.launch(cpu_context(args={"l3": "off", "enable-prefix-caching": False}))
+    assert "--kv-transfer-config" not in made.argv
+    assert "--no-enable-prefix-caching" in made.argv
+    assert not any("l3" in word for word in made.argv)
+    assert made.clients == 0
+    assert made.refusals == ()
+    assert DRIVER.launch(cpu_context(args={"l3": "on"})) == DRIVER.launch(cpu_context(args={}))
+    assert refused(DRIVER.launch(cpu_context(args={"l3": "maybe"}))) == ["engine.bad-argument"]
+
+
 def test_refusals_and_notes() -> None:
     assert refused(DRIVER.launch(cpu_context(args={"kv-transfer": {"namespac": "x"}}))) == [
         "engine.kv-transfer"

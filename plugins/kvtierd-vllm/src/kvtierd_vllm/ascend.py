@@ -18,7 +18,15 @@ from kvtierd_vllm.serving import (
     program_beside,
     restart_policy,
 )
-from kvtierd_vllm.transfer import OPTIONS_KEY, TransferOptions, ascend_transfer, kv_port, read_options
+from kvtierd_vllm.transfer import (
+    L3_KEY,
+    OPTIONS_KEY,
+    TransferOptions,
+    ascend_transfer,
+    kv_port,
+    read_options,
+    wants_l3,
+)
 
 READY_SECONDS: Final = 1800.0  # hundreds of GB of weights, then graph capture
 _STOP_SECONDS: Final = 60.0
@@ -44,6 +52,13 @@ class VllmAscendDriver(VllmServer):
         form = form_of(context.version, findings)
         options = read_options(named.get(OPTIONS_KEY), findings)
         transfer = ascend_transfer(context, form, options, findings)
+        uses_pool = wants_l3(named, findings)
+        if not uses_pool and context.role != "both":
+            findings.refuse(
+                "engine.l3-off-role",
+                f"role {context.role} hands its KV to the other half: it cannot be without a KV connector",
+                'take args.l3 = "off" out',
+            )
         placement = place(context, named, findings)
         workers = _check_devices(context, named, placement, findings)
         _check_graphs(named, options, findings)
@@ -56,9 +71,8 @@ class VllmAscendDriver(VllmServer):
             "--port",
             str(context.port),
             *placement.argv,
-            *command_line(args, findings, handled={OPTIONS_KEY, *placement.handled}),
-            "--kv-transfer-config",
-            transfer.rendered(),
+            *command_line(args, findings, handled={OPTIONS_KEY, L3_KEY, *placement.handled}),
+            *(("--kv-transfer-config", transfer.rendered()) if uses_pool else ()),
         )
         ports = dict(placement.ports)
         if context.role != "both":
@@ -68,7 +82,7 @@ class VllmAscendDriver(VllmServer):
             env=_env(context, form, placement, findings),
             extra_ports=ports,
             serves_http=not placement.headless,
-            clients=workers,
+            clients=workers if uses_pool else 0,
             readiness=_follower_readiness() if placement.headless else self.readiness(context),
             restart=restart_policy(first_seconds=5.0, longest_seconds=300.0),
             stop=StopPolicy(timeout_seconds=_STOP_SECONDS),

@@ -17,7 +17,7 @@ from kvtierd_vllm.ascend_env import DEFAULT_HASH_SEED, check_env, complete_env
 from kvtierd_vllm.connector.options import Options
 from kvtierd_vllm.forms import parsed_version
 from kvtierd_vllm.serving import DEV_MODE, VllmServer, flush_calls, program_beside, restart_policy
-from kvtierd_vllm.transfer import OPTIONS_KEY, KvTransferConfig
+from kvtierd_vllm.transfer import L3_KEY, OPTIONS_KEY, KvTransferConfig, wants_l3
 
 KNOWN: Final = (0, 32)
 CONNECTOR: Final = "KvtierConnector"
@@ -41,6 +41,8 @@ class VllmCpuDriver(VllmServer):
         named = by_name(context.args)
         _check_version(context.version, findings)
         check_env(context, findings)
+        uses_pool = wants_l3(named, findings)
+        transfer = _transfer(named.get(OPTIONS_KEY), findings)
         python_path, files = _connector_path(context)
         own = {
             "PYTHONPATH": python_path,
@@ -66,14 +68,13 @@ class VllmCpuDriver(VllmServer):
                 context.host,
                 "--port",
                 str(context.port),
-                *command_line(context.args, findings, handled={OPTIONS_KEY}),
+                *command_line(context.args, findings, handled={OPTIONS_KEY, L3_KEY}),
                 *(() if _DETAILS_OPTION in named else (f"--{_DETAILS_OPTION}",)),
-                "--kv-transfer-config",
-                _transfer(named.get(OPTIONS_KEY), findings).rendered(),
+                *(("--kv-transfer-config", transfer.rendered()) if uses_pool else ()),
             ),
             env=complete_env(context, context.memcache_env, own),
             files=files,
-            clients=1,
+            clients=1 if uses_pool else 0,
             readiness=self.readiness(context),
             restart=restart_policy(first_seconds=2.0, longest_seconds=60.0),
             stop=StopPolicy(timeout_seconds=_STOP_SECONDS),

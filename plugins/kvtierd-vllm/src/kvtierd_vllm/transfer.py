@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -19,6 +20,7 @@ from kvtierd_vllm.arguments import compact_json
 from kvtierd_vllm.forms import Form, note_recompute
 
 OPTIONS_KEY: Final = "kv-transfer"
+L3_KEY: Final = "l3"
 DEFAULT_KV_PORT: Final = 20001  # vllm-ascend's guide; ranks count up from it
 _KV_PORTS_PER_ENGINE: Final = 100
 
@@ -178,3 +180,11 @@ def _policy(context: EngineContext, form: Form, options: TransferOptions, findin
             )
         note_recompute(context.version, findings)
     return wanted or "fail"  # vLLM's default, written out so that the plan shows it
+
+
+def wants_l3(named: Mapping[str, Any], findings: Remarks) -> bool:
+    """Whether the engine is to use the pool: always, unless ``args.l3`` is "off"."""
+    value = named.get(L3_KEY, "on")
+    if value not in {"on", "off", True, False}:
+        findings.refuse("engine.bad-argument", f"args.{L3_KEY} is {value!r}", 'write "on" or "off"')
+    return value not in {"off", False}
