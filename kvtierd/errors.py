@@ -121,6 +121,12 @@ class ActionError(KvtierError):
     code = "act"
 
 
+class WorkloadError(KvtierError):
+    """A dataset cannot be read, a load cannot be run, or its result says nothing."""
+
+    code = "workload"
+
+
 class StateError(KvtierError):
     """The state directory cannot be used (locked, full, damaged)."""
 

@@ -1,0 +1,1 @@
+"""Datasets: read the forms people have, convert them, make a small one."""
