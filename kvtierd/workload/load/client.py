@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
-from kvtierd.errors import KvtierError
+from kvtierd.errors import WorkloadError
 from kvtierd.workload.load.events import DONE, EventParser, error_text, read_chunk
 from kvtierd.workload.load.http_stream import MOST_ERROR_BYTES, Head, HttpFault, HttpStreams, Origin
 
@@ -106,7 +106,7 @@ class OpenAiClient:
         """The names served at /v1/models; ``None`` when the server has no such list.
 
         Raises:
-            KvtierError: ``load.unreachable``, ``load.not-openai``, ``load.key``: nothing can be measured there.
+            WorkloadError: ``load.unreachable``, ``load.not-openai``, ``load.key``: nothing can be measured there.
         """
         taken = _Whole()
         where = self.origin.url
@@ -114,11 +114,11 @@ class OpenAiClient:
             async with asyncio.timeout(MODELS_SECONDS):
                 await self._streams.ask("GET", "/v1/models", b"", taken)
         except TimeoutError:
-            raise KvtierError(
+            raise WorkloadError(
                 f"{where} did not answer within {MODELS_SECONDS:g} s", code="load.unreachable"
             ) from None
         except HttpFault as fault:
-            raise KvtierError(
+            raise WorkloadError(
                 f"nothing can be measured at {where}: {fault.message}",
                 hint="is the server running, and is this its address? kvtierctl status shows engines and their state",
                 code="load.unreachable",
@@ -126,7 +126,7 @@ class OpenAiClient:
         if taken.head.status in {404, 405, 501}:
             return None
         if taken.head.status in {401, 403}:
-            raise KvtierError(
+            raise WorkloadError(
                 f"{where} wants another key: status {taken.head.status}",
                 hint="put it into a file (--api-key-file) or into the variable OPENAI_API_KEY",
                 code="load.key",
@@ -138,7 +138,7 @@ class OpenAiClient:
         except (ValueError, LookupError, TypeError) as error:
             shown = taken.body[:_SHOWN_CHARS].decode(errors="replace")
             kind = "an HTML page" if "html" in taken.head.media_type else f"{error}"
-            raise KvtierError(
+            raise WorkloadError(
                 f"{where} is no OpenAI-compatible server: /v1/models gave {kind}",
                 why=shown,
                 hint="is this the engine's own port, and not that of a proxy or of metrics?",
@@ -151,7 +151,7 @@ class OpenAiClient:
         """Finds out with a request that is not counted what the server takes, and what to tell about it.
 
         Raises:
-            KvtierError: no form of request gets an answer; the last answer is the reason.
+            WorkloadError: no form of request gets an answer; the last answer is the reason.
         """
         dialect = Dialect(api=api, ignore_eos=ignore_eos, min_tokens=ignore_eos)
         notes: list[str] = []
@@ -167,7 +167,7 @@ class OpenAiClient:
                 return dialect, notes
             following = _next_dialect(dialect, answer.failure)
             if following is None:
-                raise KvtierError(
+                raise WorkloadError(
                     f"{self.origin.url} does not answer a first request: {answer.failure.text}",
                     hint=_hint_for(answer.failure),
                     code=f"load.{answer.failure.kind}",

@@ -15,13 +15,13 @@ from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 from urllib.parse import urlsplit
 
-from kvtierd.errors import KvtierError
+from kvtierd.errors import WorkloadError
 
 MOST_HEAD_BYTES = 64 * 1024
 MOST_ERROR_BYTES = 64 * 1024
 
 
-class HttpFault(KvtierError):
+class HttpFault(WorkloadError):
     """A request without a whole answer. ``kind``: connection, tls, protocol, cut."""
 
     code = "load.http"
@@ -77,7 +77,7 @@ def read_origin(url: str) -> Origin:
     """Where ``http[s]://HOST[:PORT][/PREFIX][/v1]`` is.
 
     Raises:
-        KvtierError: it is not such an address, or holds a user or a password.
+        WorkloadError: it is not such an address, or holds a user or a password.
     """
     try:
         parts = urlsplit(url)
@@ -85,11 +85,11 @@ def read_origin(url: str) -> Origin:
     except ValueError:
         host = port = parts = None  # type: ignore[assignment]
     if parts is None or parts.scheme not in {"http", "https"} or not host or not url.isascii():
-        raise KvtierError(
+        raise WorkloadError(
             f"{url!r} is not an address of a server", hint="write it as http://HOST:PORT", code="load.url"
         )
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise KvtierError(
+        raise WorkloadError(
             "an address may hold neither a user, a password, nor a query",
             hint="a key is read from the environment or from a file (--api-key-file)",
             code="load.url",
