@@ -55,7 +55,7 @@ class Answer:
     started: float
     first_seconds: float | None = None
     last_seconds: float | None = None
-    gaps: array.array[float] = dataclasses.field(default_factory=lambda: array.array("d"))
+    gaps: array.array[float] = dataclasses.field(default_factory=lambda: array.array("f"))
     chunks: int = 0
     content: list[str] = dataclasses.field(default_factory=list)
     reasoning: list[str] = dataclasses.field(default_factory=list)
@@ -241,10 +241,16 @@ def _next_dialect(dialect: Dialect, failure: Failure) -> tuple[Dialect, str] | N
         return dataclasses.replace(dialect, api="completions"), note
     if failure.status not in {400, 422}:
         return None
-    for field, name in (("ignore_eos", "ignore_eos"), ("min_tokens", "min_tokens"), ("usage", "stream_options")):
+    for field, name in (
+        ("ignore_eos", "ignore_eos"),
+        ("min_tokens", "min_tokens"),
+        ("usage", "stream_options"),
+    ):
         if getattr(dialect, field) and name in told:
             return dataclasses.replace(dialect, **{field: False}), _note(name)
-    if dialect.ignore_eos or dialect.min_tokens:  # it does not say what it dislikes: these are the unusual ones
+    if (
+        dialect.ignore_eos or dialect.min_tokens
+    ):  # it does not say what it dislikes: these are the unusual ones
         note = _note("ignore_eos and min_tokens")
         return dataclasses.replace(dialect, ignore_eos=False, min_tokens=False), note
     return None
@@ -317,7 +323,9 @@ class _Streamed:
             for event in self._parser.feed(data):
                 self._take(event, now)
         except ValueError as error:
-            raise _RefusedError(Failure("bad-event", f"the stream is not in OpenAI's form: {error}")) from None
+            raise _RefusedError(
+                Failure("bad-event", f"the stream is not in OpenAI's form: {error}")
+            ) from None
 
     def end(self) -> None:
         """Looks whether the answer was whole."""

@@ -12,7 +12,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
 from kvtierd.errors import WorkloadError
@@ -82,9 +82,9 @@ def read_origin(url: str) -> Origin:
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = parts = None  # type: ignore[assignment]
-    if parts is None or parts.scheme not in {"http", "https"} or not host or not url.isascii():
+    except ValueError:  # a port that is no number
+        parts, host, port = urlsplit(""), None, None
+    if parts.scheme not in {"http", "https"} or not host or not url.isascii():
         raise WorkloadError(
             f"{url!r} is not an address of a server", hint="write it as http://HOST:PORT", code="load.url"
         )
@@ -213,8 +213,7 @@ class _Connection(asyncio.Protocol):
     # -- asyncio's calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's does not derive from asyncio's
         found = transport.get_extra_info("socket")
         if found is not None:
             with contextlib.suppress(OSError):
@@ -369,5 +368,3 @@ def _read_head(head: bytes) -> tuple[int, dict[str, str]]:
 def _told(error: OSError) -> str:
     # asyncio's own text for several addresses repeats the address; the kernel's words are enough.
     return error.strerror or str(error) or type(error).__name__
-
-

@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import IO, Any, Final
 
-from kvtierd.errors import StateError, WorkloadError
+from kvtierd.errors import KvtierError, StateError, WorkloadError
 from kvtierd.files import write_atomic
 from kvtierd.workload.load.measure import RequestRecord
 
@@ -25,7 +25,7 @@ class RunFiles:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.problem: WorkloadError | StateError | None = None
+        self.problem: KvtierError | None = None
         self._requests: IO[str] | None = None
 
     def begin(self, result: dict[str, Any]) -> None:
@@ -67,6 +67,15 @@ class RunFiles:
             self._requests.flush()
         except OSError as error:
             self._failed(REQUESTS, error)
+
+    def discard(self) -> None:
+        """Takes the files away again: the run never began. The directory is kept when something else is in it."""
+        self._close()
+        for name in (REQUESTS, RESULT):
+            with contextlib.suppress(OSError):
+                (self.directory / name).unlink()
+        with contextlib.suppress(OSError):
+            self.directory.rmdir()
 
     def end(self, result: dict[str, Any]) -> None:
         """Writes the result. Never raises: see ``problem``."""

@@ -8,7 +8,7 @@ import dataclasses
 import gc
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, Final, Literal
 
 import kvtierd
@@ -105,6 +105,7 @@ class Run:
         self._notes: list[str] = []
         self._numbers = iter(range(1, 2**62))
         self._not_sent = 0
+        self._cut_off = 0
         self._failed_in_a_row = 0
         self._zero = 0.0
         self._first_start: float | None = None
@@ -120,6 +121,11 @@ class Run:
         started = time.time()
         self._files.begin(self._result(started, "running"))
         try:
+            await _unless(stop, self._prepare())
+        except BaseException:
+            self._files.discard()  # nothing was measured
+            raise
+        try:
             return await self._execute(started, stop)
         except BaseException as error:
             result = self._result(started, "failed")
@@ -129,7 +135,6 @@ class Run:
             raise
 
     async def _execute(self, started: float, stop: asyncio.Event) -> dict[str, Any]:
-        await self._prepare()
         before = await self._counters.read_settled() if self._counters else None
         self._say("")
         gc.collect()
@@ -161,9 +166,20 @@ class Run:
 
     async def _prepare(self) -> None:
         """Looks whether the model is there, finds the server's dialect, and warms it up with prompts of no use later."""
-        settings = self._settings
         self._say("asking the server what it serves")
         served = await self._client.models()
+        if not self._settings.model and served is not None and len(served) == 1:
+            self._settings = dataclasses.replace(self._settings, model=served[0])
+        settings = self._settings
+        if not settings.model:
+            raise WorkloadError(
+                "which model?",
+                why=f"the server serves: {', '.join(served)}"
+                if served
+                else "the server has no list of models",
+                hint="name it with --model",
+                code="load.model",
+            )
         if served is not None and settings.model not in served:
             raise WorkloadError(
                 f"the server does not serve a model named {settings.model!r}",
@@ -295,6 +311,9 @@ class Run:
                     self._not_sent += len(questions) - turn
                     break
                 messages.append({"role": "assistant", "content": answer.text})
+        except asyncio.CancelledError:
+            self._cut_off += 1
+            raise
         finally:
             self.live.running -= 1
         self.live.done += 1
@@ -382,7 +401,7 @@ class Run:
             **self._about,
             "server": {"url": self._client.origin.url, **dataclasses.asdict(self._dialect)},
             "settings": dataclasses.asdict(self._settings),
-            "sessions": {"planned": self.live.total, "done": self.live.done, "under_way": self.live.running},
+            "sessions": {"planned": self.live.total, "done": self.live.done, "cut_off": self._cut_off},
             "requests_not_sent": self._not_sent,
             "summary": summary,
             "tiers": None,
@@ -390,6 +409,20 @@ class Run:
             "generator_lag_seconds": lag,
             "notes": notes,
         }
+
+
+async def _unless(stop: asyncio.Event, work: Coroutine[Any, Any, None]) -> None:
+    """Does it, unless it is stopped meanwhile: KeyboardInterrupt then."""
+    task, stopped = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait({task, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise KeyboardInterrupt
+        task.result()
+    finally:
+        for each in (task, stopped):
+            each.cancel()
+        await asyncio.gather(task, stopped, return_exceptions=True)
 
 
 def _others(result: dict[str, Any]) -> list[str]:
