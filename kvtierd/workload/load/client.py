@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import asyncio
+import contextlib
 import dataclasses
 import json
 import time
@@ -12,7 +13,7 @@ from typing import Any, Final, Literal
 
 from kvtierd.errors import WorkloadError
 from kvtierd.workload.load.events import DONE, EventParser, error_text, read_chunk
-from kvtierd.workload.load.http_stream import MOST_ERROR_BYTES, Head, HttpFault, HttpStreams, Origin
+from kvtierd.workload.load.http_stream import MOST_ERROR_BYTES, Head, HttpFaultError, HttpStreams, Origin
 
 Api = Literal["chat", "completions"]
 Message = Mapping[str, str]
@@ -39,9 +40,6 @@ class Dialect:
     ignore_eos: bool = True
     min_tokens: bool = True
     usage: bool = True
-
-
-OPTIONAL: Final = ("ignore_eos", "min_tokens", "stream_options")
 
 
 @dataclasses.dataclass(slots=True)
@@ -117,7 +115,7 @@ class OpenAiClient:
             raise WorkloadError(
                 f"{where} did not answer within {MODELS_SECONDS:g} s", code="load.unreachable"
             ) from None
-        except HttpFault as fault:
+        except HttpFaultError as fault:
             raise WorkloadError(
                 f"nothing can be measured at {where}: {fault.message}",
                 hint="is the server running, and is this its address? kvtierctl status shows engines and their state",
@@ -196,7 +194,7 @@ class OpenAiClient:
             taken.end()
         except TimeoutError:
             answer.failure = Failure("timeout", f"no whole answer within {timeout_seconds:g} s")
-        except HttpFault as fault:
+        except HttpFaultError as fault:
             if not taken.complete:  # what comes behind [DONE] is of no interest
                 answer.failure = Failure(fault.kind, fault.message)
         except _RefusedError as refused:
@@ -241,16 +239,14 @@ def _next_dialect(dialect: Dialect, failure: Failure) -> tuple[Dialect, str] | N
         return dataclasses.replace(dialect, api="completions"), note
     if failure.status not in {400, 422}:
         return None
-    for field, name in (
-        ("ignore_eos", "ignore_eos"),
-        ("min_tokens", "min_tokens"),
-        ("usage", "stream_options"),
-    ):
-        if getattr(dialect, field) and name in told:
-            return dataclasses.replace(dialect, **{field: False}), _note(name)
-    if (
-        dialect.ignore_eos or dialect.min_tokens
-    ):  # it does not say what it dislikes: these are the unusual ones
+    if dialect.ignore_eos and "ignore_eos" in told:
+        return dataclasses.replace(dialect, ignore_eos=False), _note("ignore_eos")
+    if dialect.min_tokens and "min_tokens" in told:
+        return dataclasses.replace(dialect, min_tokens=False), _note("min_tokens")
+    if dialect.usage and "stream_options" in told:
+        return dataclasses.replace(dialect, usage=False), _note("stream_options")
+    if dialect.ignore_eos or dialect.min_tokens:
+        # It does not say what it dislikes: these are the unusual ones.
         note = _note("ignore_eos and min_tokens")
         return dataclasses.replace(dialect, ignore_eos=False, min_tokens=False), note
     return None
@@ -374,10 +370,8 @@ class _Streamed:
 
     def _refusal(self, body: bytes) -> Failure:
         shown = body[:_SHOWN_CHARS].decode(errors="replace").strip()
-        try:
+        with contextlib.suppress(ValueError):
             shown = error_text(json.loads(body))[:_SHOWN_CHARS]
-        except ValueError:
-            pass
         if self._status == 200:
             what = "an HTML page" if self._media_type == "text/html" else "a whole answer instead of a stream"
             return Failure("not-a-stream", f"the server sent {what}: {shown}", 200)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -138,7 +139,7 @@ def driver_for(kind: str) -> EngineDriver:
 def timeline(samples: Sequence[tuple[float, Counts]]) -> list[dict[str, float | None]]:
     """What was found between one reading and the next: seconds since the run's start, looked-up and hit tokens by tier."""
     points: list[dict[str, float | None]] = []
-    for (_, before), (at, after) in zip(samples, samples[1:], strict=False):
+    for (_, before), (at, after) in itertools.pairwise(samples):
         grown = growth(before, after)
         point: dict[str, float | None] = {"seconds": at, "looked_up": grown[0]["query_tokens"]}
         points.append(point | {name: tier["hit_tokens"] for name, tier in zip(TIERS, grown, strict=True)})

@@ -21,7 +21,7 @@ MOST_HEAD_BYTES = 64 * 1024
 MOST_ERROR_BYTES = 64 * 1024
 
 
-class HttpFault(WorkloadError):
+class HttpFaultError(WorkloadError):
     """A request without a whole answer. ``kind``: connection, tls, protocol, cut."""
 
     code = "load.http"
@@ -113,7 +113,7 @@ class HttpStreams:
         A connection kept from before may have been closed by the server just now; then it is done once more on a new one.
 
         Raises:
-            HttpFault: no connection, no HTTP, or the answer was cut off.
+            HttpFaultError: no connection, no HTTP, or the answer was cut off.
             Exception: what ``sink`` raised.
         """
         request = self._request(method, path, body)
@@ -152,9 +152,9 @@ class HttpStreams:
                 _Connection, self.origin.host, self.origin.port, ssl=self._tls
             )
         except ssl.SSLError as error:
-            raise HttpFault("tls", f"no TLS with {where}: {error.reason or error}") from error
+            raise HttpFaultError("tls", f"no TLS with {where}: {error.reason or error}") from error
         except OSError as error:
-            raise HttpFault("connection", f"{where} cannot be reached: {_told(error)}") from error
+            raise HttpFaultError("connection", f"{where} cannot be reached: {_told(error)}") from error
         return connection
 
     async def _exchange(self, connection: _Connection, request: bytes, sink: Sink) -> None:
@@ -196,7 +196,7 @@ class _Connection(asyncio.Protocol):
         self._transport.write(request)
         try:
             await self._done
-        except HttpFault as fault:
+        except HttpFaultError as fault:
             if again and fault.kind in {"connection", "cut"} and not answer.begun:
                 raise _StaleError from None
             raise
@@ -242,9 +242,9 @@ class _Connection(asyncio.Protocol):
         begun = self._answer.begun
         what = f": {_told(error)}" if isinstance(error, OSError) else ""
         self._done.set_exception(
-            HttpFault("cut", f"the connection ended in the middle of the answer{what}")
+            HttpFaultError("cut", f"the connection ended in the middle of the answer{what}")
             if begun
-            else HttpFault("connection", f"the server hung up without an answer{what}")
+            else HttpFaultError("connection", f"the server hung up without an answer{what}")
         )
 
 
@@ -290,7 +290,7 @@ class _Answer:
         head, found, body = self._rest.partition(b"\r\n\r\n")
         if not found:
             if len(self._rest) > MOST_HEAD_BYTES or not b"HTTP/1."[: len(self._rest)] == self._rest[:7]:
-                raise HttpFault("protocol", f"the server does not speak HTTP/1.1: {self._rest[:60]!r}")
+                raise HttpFaultError("protocol", f"the server does not speak HTTP/1.1: {self._rest[:60]!r}")
             return False
         status, headers = _read_head(head)
         self._rest = b""
@@ -303,7 +303,7 @@ class _Answer:
             self._chunked = True
         elif length is not None:
             if not (length.isascii() and length.isdigit()):
-                raise HttpFault("protocol", f"Content-Length is {length[:40]!r}")
+                raise HttpFaultError("protocol", f"Content-Length is {length[:40]!r}")
             self._left = int(length)
         elif status in {204, 304}:
             self._left = 0
@@ -330,12 +330,12 @@ class _Answer:
             if line_end < 0:
                 self._rest = data[at:]
                 if len(self._rest) > MOST_HEAD_BYTES:
-                    raise HttpFault("protocol", "a chunk's size has no end")
+                    raise HttpFaultError("protocol", "a chunk's size has no end")
                 return False
             line, at = data[at:line_end], line_end + 2
             if self._chunk_end:
                 if line:
-                    raise HttpFault("protocol", "a chunk is longer than its size")
+                    raise HttpFaultError("protocol", "a chunk is longer than its size")
                 self._chunk_end = False
             elif self._trailer:
                 if not line:
@@ -353,14 +353,14 @@ def _chunk_size(line: bytes) -> int:
             raise ValueError
         return int(text, 16)
     except ValueError:
-        raise HttpFault("protocol", f"a chunk's size is {text[:40]!r}") from None
+        raise HttpFaultError("protocol", f"a chunk's size is {text[:40]!r}") from None
 
 
 def _read_head(head: bytes) -> tuple[int, dict[str, str]]:
     status_line, *lines = head.decode("latin-1").split("\r\n")
     version, _, rest = status_line.partition(" ")
     if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
-        raise HttpFault("protocol", f"the server does not speak HTTP/1.1: {status_line[:60]!r}")
+        raise HttpFaultError("protocol", f"the server does not speak HTTP/1.1: {status_line[:60]!r}")
     fields = (line.partition(":") for line in lines)
     return int(rest[:3]), {name.strip().lower(): value.strip() for name, _, value in fields}
 

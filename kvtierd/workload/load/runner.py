@@ -212,9 +212,9 @@ class Run:
         if failed:
             self._notes.append(f"{len(failed)} of {len(answers)} warm-up requests failed: {failed[0].text}")
 
-    def _ask(self, messages: list[dict[str, str]], max_tokens: int) -> Any:
+    async def _ask(self, messages: list[dict[str, str]], max_tokens: int) -> Answer:
         settings = self._settings
-        return self._client.ask(
+        return await self._client.ask(
             self._dialect,
             settings.model,
             messages,
@@ -305,7 +305,7 @@ class Run:
         try:
             for turn, question in enumerate(questions, 1):
                 messages.append({"role": "user", "content": question})
-                answer: Answer = await self._ask(messages, tokens)
+                answer = await self._ask(messages, tokens)
                 self._keep(session, turn, messages, answer, lag if turn == 1 else 0.0)
                 if answer.failure is not None:
                     self._not_sent += len(questions) - turn
@@ -431,8 +431,6 @@ def _others(result: dict[str, Any]) -> list[str]:
     if looked_up is None or not sent or result["summary"]["failed"] or not result["complete"]:
         return []
     if looked_up > sent * (1 + OTHERS_SHARE):
-        return [
-            f"the engine looked up {looked_up} prompt tokens and this run sent {sent}: somebody else used it as well,"
-            " and the hit rates are of both"
-        ]
+        told = f"the engine looked up {looked_up} prompt tokens and this run sent {sent}"
+        return [f"{told}: somebody else used it as well, and the hit rates are of both"]
     return []

@@ -12,7 +12,8 @@ from kvtierd.workload.report.rows import Row
 from kvtierd.workload.report.table import duration, percent, run_text
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff; margin: 2rem auto; max-width: 1100px; padding: 0 1rem }
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff;
+  margin: 2rem auto; max-width: 1100px; padding: 0 1rem }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap }
@@ -51,8 +52,10 @@ def page(
         parts.append(
             f"<h2>{_text(plot.title)}</h2><img alt='{_text(plot.title)}' src='data:image/png;base64,{data}'>"
         )
-    for result in results:
-        parts.append(f"<h2>{_text(result.get('label') or 'run')}</h2><pre>{_text(run_text(result))}</pre>")
+    parts += [
+        f"<h2>{_text(result.get('label') or 'run')}</h2><pre>{_text(run_text(result))}</pre>"
+        for result in results
+    ]
     parts.append(f"<p class=note>{_text(made_by)}</p></html>\n")
     return "".join(parts)
 

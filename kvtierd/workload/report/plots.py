@@ -103,6 +103,7 @@ def timeline_plot(runs: Sequence[RunData]) -> Plotted:
                 above.plot(failed, [0] * len(failed), "x", color="#cc3311", label=f"{len(failed)} failed")
                 _legend(above)
             above.set_title(run.label)
+            above.margins(y=0.1)
             above.set_ylim(bottom=0)
             _hit_rates(below, run.timeline)
             below.set_xlabel("seconds since the run's start")
@@ -147,7 +148,7 @@ def comparison_plot(runs: Sequence[RunData]) -> Plotted:
             axes.grid(visible=False, axis="x")
         handles, _ = right.get_legend_handles_labels()
         for axes in (left, right) if handles else (left,):
-            axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=3)
+            axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=3, frameon=False)
     return _plotted(figure, "comparison", "Runs compared")
 
 
@@ -159,6 +160,8 @@ def _hit_rates(axes: Any, timeline: Sequence[Mapping[str, Any]]) -> None:
             0.5, 0.5, "hit counters are unknown", transform=axes.transAxes, ha="center", color="#888888"
         )
         return
+    # Each point stands for the time from the reading before it.
+    points = [{**points[0], "seconds": 0.0}, *points]
     seconds = [p["seconds"] for p in points]
     names = [t for t in ("l1", "l2", "l3") if any(p.get(t) is not None for p in points)]
     layers = [[(p.get(t) or 0) / p["looked_up"] for p in points] for t in names]
@@ -168,6 +171,7 @@ def _hit_rates(axes: Any, timeline: Sequence[Mapping[str, Any]]) -> None:
         labels=[TIER_NAMES[t] for t in names],
         colors=[TIER_COLORS[t] for t in names],
         alpha=0.75,
+        step="pre",
     )
     _legend(axes)
 
@@ -187,7 +191,7 @@ def _figure() -> tuple[Any, Any]:
 
 def _legend(axes: Any) -> None:
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="best", fontsize=9)
+        axes.legend(loc="best", fontsize=9, frameon=False)
 
 
 def _plotted(figure: Any, name: str, title: str) -> Plotted:
