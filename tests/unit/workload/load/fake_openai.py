@@ -39,8 +39,10 @@ class FakeOpenAi:
         self.bodies, self.at, self.running, self.most_running = [], [], 0, 0
         self.seen, self.looked_up, self.hits = set(), 0, 0
         self.after = 0  # requests without faults before the first with one
-        self.app = web.Application()
-        self.app.add_routes(
+
+    def app(self):
+        app = web.Application()
+        app.add_routes(
             [
                 web.get("/v1/models", self._models),
                 web.get("/metrics", self._metrics),
@@ -48,6 +50,7 @@ class FakeOpenAi:
                 web.post("/v1/completions", self._completions),
             ]
         )
+        return app
 
     async def _models(self, request):
         if self.fault == "html":
@@ -161,11 +164,11 @@ def serving(server):
     """Serves in a thread with a loop of its own; gives the address."""
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     loop = asyncio.new_event_loop()
-    runner = web.AppRunner(server.app, shutdown_timeout=0.1)
+    runner = web.AppRunner(server.app(), shutdown_timeout=0.1)
 
     async def start():
         await runner.setup()
-        await web.SockSite(runner, listener, shutdown_timeout=0.1).start()
+        await web.SockSite(runner, listener).start()
 
     loop.run_until_complete(start())
     thread = threading.Thread(target=loop.run_forever, daemon=True)
