@@ -101,6 +101,7 @@ class Run:
         self._records: list[RequestRecord] = []
         self._gaps: array.array[float] = array.array("f")
         self._samples: list[tuple[float, Counts]] = []
+        self._before: Counts | None = None
         self._late: array.array[float] = array.array("f")
         self._notes: list[str] = []
         self._numbers = iter(range(1, 2**62))
@@ -135,11 +136,11 @@ class Run:
             raise
 
     async def _execute(self, started: float, stop: asyncio.Event) -> dict[str, Any]:
-        before = await self._counters.read_settled() if self._counters else None
         self._say("")
         gc.collect()
         gc.freeze()  # what is loaded by now need not be looked at again in the middle of a measurement
         self._zero = time.perf_counter()
+        before = self._before
         if before is not None:
             self._samples.append((0.0, before))
         watchers = [asyncio.create_task(w) for w in (self._tick(), self._sample(), self._flush())]
@@ -196,8 +197,13 @@ class Run:
             timeout_seconds=settings.request_seconds,
         )
         self._notes += notes
-        if not settings.warm_up:
-            return
+        if settings.warm_up:
+            await self._warm_up(seed)
+        if self._counters is not None:
+            self._before = await self._counters.read_settled()
+
+    async def _warm_up(self, seed: str) -> None:
+        settings = self._settings
         lengths = [len("".join(s.questions()[:1])) for s in self._sessions[: settings.warm_up]]
         self._say(f"warming up with {settings.warm_up} other prompts")
         limit = asyncio.Semaphore(settings.concurrency or settings.warm_up)

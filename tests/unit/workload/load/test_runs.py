@@ -310,6 +310,7 @@ def test_what_does_not_speak_http(tmp_path):
 
         def answer():
             connection, _ = listener.accept()
+            connection.recv(65536)
             connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
             time.sleep(0.5)
             connection.close()
