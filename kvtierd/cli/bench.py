@@ -228,6 +228,72 @@ def _show(request: RunRequest, result: dict[str, Any], *, as_json: bool) -> None
     print(f"results: {request.output}/")
 
 
+@bench_app.command(name="aisbench-config")
+def aisbench_config(
+    dataset: DatasetOption,
+    output: OutputOption,
+    tokenizer: Annotated[
+        Path,
+        typer.Option(
+            "--tokenizer", metavar="DIR", help="The model's directory: AISBench counts with its tokenizer."
+        ),
+    ],
+    url: UrlOption = None,
+    engine: EngineOption = None,
+    model: ModelOption = "",
+    concurrency: ConcurrencyOption = None,
+    max_tokens: MaxTokensOption = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate", min=0.001, help="Requests started each second.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="The first N conversations only.")
+    ] = None,
+    api: Annotated[str, typer.Option("--api", help="chat or completions.")] = "chat",
+    stop_at_eos: Annotated[bool, typer.Option("--stop-at-eos", help="Answers may be shorter.")] = False,
+    salt: Annotated[
+        str | None, typer.Option("--salt", help="As for run; the same salt sends the same prompts.")
+    ] = None,
+    settings: SettingsOption = None,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write AISBench's model and dataset files for a run with these settings, and say how to start it.
+
+    JSON: files, command (words), salt, notes.
+    """
+    import secrets
+
+    from kvtierd.workload.load.aisbench import write_config
+    from kvtierd.workload.load.start import RunRequest, read_sessions
+
+    if not model:
+        raise UsageError("AISBench needs --model, the name that the server lists")
+    load = _load(model, concurrency, max_tokens, rate, None, 1, 1.0, 0, api, stop_at_eos, 0, 600.0, None)
+    target = _target(url, engine, None, None, settings, socket)
+    chosen = secrets.token_hex(4) if salt is None else salt
+    sessions, _ = read_sessions(RunRequest(dataset, output, load, limit=limit), chosen)
+    made = write_config(
+        output,
+        sessions,
+        url=target.url,
+        model=model,
+        tokenizer=tokenizer,
+        concurrency=concurrency or 1,
+        max_tokens=max_tokens or 128,
+        rate=rate or 0.0,
+        api=load.api,
+        ignore_eos=not stop_at_eos,
+    )
+    if as_json:
+        files = [str(f) for f in made.files]
+        print_json({"files": files, "command": made.command, "salt": chosen, "notes": made.notes})
+        return
+    print("\n".join(f"written: {f}" for f in made.files))
+    print("\n".join(f"note: {n}" for n in made.notes), end="\n" if made.notes else "")
+    print(f"start it with:\n  {made.shown}")
+
+
 @bench_app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Directories of bench run.")],

@@ -33,11 +33,14 @@ class FakeOpenAi:
         prefixes: prompts seen, for the hit counters: a prompt seen before counts as found in L1.
     """
 
-    def __init__(self, *, ttft=0.0, gap=0.0, fault="", every=1, models=("fake",), tokens=None, metrics=True):
+    def __init__(
+        self, *, ttft=0.0, gap=0.0, fault="", every=1, models=("fake",), tokens=None, metrics=True, early=True
+    ):
         self.ttft, self.gap, self.fault, self.every, self.models = ttft, gap, fault, every, models
         self.tokens, self.metrics = tokens, metrics
         self.bodies, self.at, self.running, self.most_running = [], [], 0, 0
         self.seen, self.looked_up, self.hits = set(), 0, 0
+        self.early = early  # a comment and the role come at once; else with the first token, as from vLLM
         self.after = 0  # requests without faults before the first with one
 
     def app(self):
@@ -114,10 +117,13 @@ class FakeOpenAi:
         self.seen.add(prompt)
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
-        await response.write(b": ping\n\n")
+        if not self.early:
+            await asyncio.sleep(self.ttft)
+        await response.write(b": ping\n\n" if self.early else b"")
         if chat:
             await response.write(event(chunk({"role": "assistant", "content": ""})))
-        await asyncio.sleep(self.ttft)
+        if self.early:
+            await asyncio.sleep(self.ttft)
         if fault == "hang":
             await asyncio.sleep(3600)
         if fault == "empty":
