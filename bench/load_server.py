@@ -42,8 +42,6 @@ END = event(b"[DONE]") + b"0\r\n\r\n"
 
 
 class Stream(asyncio.Protocol):
-    late: list[float] = []  # noqa: RUF012 - of all streams
-
     def connection_made(self, transport):
         self.transport, self.buffer = transport, b""
         self.loop = asyncio.get_running_loop()
@@ -59,10 +57,7 @@ class Stream(asyncio.Protocol):
         self.received = self.loop.time()
         self.buffer = b""
         if head.startswith(b"GET"):
-            if b"/late" in head:
-                answer, Stream.late = json.dumps(Stream.late).encode(), []
-            else:
-                answer = b'{"object": "list", "data": [{"id": "fake"}]}'
+            answer = b'{"object": "list", "data": [{"id": "fake"}]}'
             self.transport.write(
                 b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n%s"
                 % (len(answer), answer)
@@ -78,7 +73,6 @@ class Stream(asyncio.Protocol):
 
     def first(self):
         waited = self.loop.time() - self.received
-        Stream.late.append(waited - self.delay)
         self.left -= 1
         self.transport.write(chunk(f"{waited:.6f}"))
         self.next()

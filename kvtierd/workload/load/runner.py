@@ -25,7 +25,7 @@ DEFAULT_TOKENS: Final = 128
 WARM_UP_TOKENS: Final = 16
 LATE_SECONDS: Final = 0.005  # a generator that is later than this at p99 is told of
 SAMPLE_SECONDS: Final = 1.0
-TICK_SECONDS: Final = 0.02
+TICK_SECONDS: Final = 0.005
 OTHERS_SHARE: Final = 0.05
 
 Arrival = Literal["closed", "constant", "poisson", "burst", "trace"]
