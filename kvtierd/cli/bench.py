@@ -295,6 +295,79 @@ def aisbench_config(
 
 
 @bench_app.command()
+def compare(
+    engine: Annotated[str, typer.Argument(metavar="ENGINE", help="An engine of this host.")],
+    dataset: DatasetOption,
+    output: OutputOption,
+    model: ModelOption = "",
+    concurrency: ConcurrencyOption = None,
+    max_tokens: MaxTokensOption = None,
+    rate: Annotated[
+        float | None, typer.Option("--rate", min=0.001, help="Conversations started each second.")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="The first N conversations only.")
+    ] = None,
+    api: Annotated[str, typer.Option("--api", help="chat or completions.")] = "chat",
+    timeout: Annotated[float, typer.Option("--timeout", min=0.1, help="Seconds for one request.")] = 600.0,
+    ready: Annotated[
+        float, typer.Option("--ready", min=1, help="Seconds for the engine to be ready again.")
+    ] = 600.0,
+    api_key_file: KeyFileOption = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Do it: the engine is restarted four times and the pool is emptied.")
+    ] = False,
+    settings: SettingsOption = None,
+    socket: SocketOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure an engine without a cache, with its prefix cache, and with the pool too: one table, settings put back.
+
+    Each mode starts the engine anew and sends the dataset twice, cold and warm; the warm passes are compared. No speed-up is
+    told where the warm pass had no hits. JSON: runs and files as for report, directories {mode: [cold, warm]}, ended.
+    """
+    import signal
+
+    from kvtierd.cli.common import settings_path
+    from kvtierd.workload.compare.sequence import Comparison
+    from kvtierd.workload.compare.sequence import compare as run_all
+    from kvtierd.workload.load.start import RunRequest, read_api_key
+    from kvtierd.workload.report.write import write_report
+
+    if not yes:
+        raise UsageError(
+            f"compare restarts the engine {engine} four times and empties the pool for all engines",
+            hint="if that is meant: the same with --yes",
+        )
+    load = _load(model, concurrency, max_tokens, rate, None, 1, 1.0, 0, api, False, None, timeout, None)
+    shown = progress(quiet=as_json)
+    request = RunRequest(dataset, output, load, limit=limit, tell_seconds=0.5 if shown.terminal else 10.0)
+    key = read_api_key(api_key_file)
+    comparison = Comparison(engine, settings_path(settings)[0].absolute(), request, ready)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # like Ctrl-C: the settings are put back
+        signal.signal(number, _interrupt)
+    with connect(settings, socket) as client, shown as say:
+        done = run_all(comparison, client, api_key=key, say=say)
+    made = write_report(done.last_passes, output)
+    if as_json:
+        directories = {mode: [str(d) for d in runs] for mode, runs in done.runs.items()}
+        files = [str(f) for f in made.files]
+        print_json({"runs": made.rows, "files": files, "directories": directories, "ended": done.ended})
+    else:
+        print(made.text, end="")
+        print(f"report: {output / 'report.html'}")
+    if done.ended == "interrupted":
+        raise typer.Exit(130)
+    if done.ended:
+        raise typer.Exit(1)
+
+
+def _interrupt(number: int, _: object) -> None:
+    del number
+    raise KeyboardInterrupt
+
+
+@bench_app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(metavar="DIR...", help="Directories of bench run.")],
     output: Annotated[

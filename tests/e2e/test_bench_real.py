@@ -64,3 +64,42 @@ def test_every_prompt_twice(tmp_path):
     rows = json.loads(report.stdout)["runs"]
     assert rows[1]["hit_rate"] > 0.9
     assert rows[1]["speed_up"] > 1.2
+
+
+def test_the_three_modes_of_one_engine(tmp_path):
+    dataset = tmp_path / "once.jsonl"
+    dataset.write_text("".join(json.dumps({"question": question(n), "answer": ""}) + "\n" for n in range(4)))
+    with DemoNode(lambda _: None, engine=ENGINE, orderly=False) as node:
+        before = node.client.plan_json()
+        asked = [
+            "compare",
+            "ref",
+            "--dataset",
+            dataset,
+            "--output",
+            tmp_path / "out",
+            "--max-tokens",
+            4,
+            "--json",
+        ]
+        refused = bench(node, *asked)
+        assert refused.returncode == 2
+        assert node.client.plan_json() == before
+        done = bench(node, *asked, "--yes")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert node.client.plan_json() == before
+        assert not (node.directory / "conf.d").exists()
+        assert all(u.state == "ready" and not u.stale for u in node.status().units)
+    made = json.loads(done.stdout)
+    nothing, own, pool = made["runs"]
+    assert [r["label"] for r in made["runs"]] == ["no cache", "prefix cache", "prefix cache + pool"]
+    assert nothing["hit_rate"] == 0
+    # The engine's own cache has room for two of the four prompts; the pool has them all.
+    assert own["l3_share"] in {None, 0}
+    assert pool["hit_rate"] > 0.9 > own["hit_rate"]
+    assert pool["l3_share"] > 0.3
+    assert pool["speed_up"] > 2
+    assert all(
+        (tmp_path / "out" / f).exists()
+        for f in ("report.html", "comparison.png", "no-cache-cold/result.json")
+    )
