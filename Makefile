@@ -16,7 +16,7 @@ PYTEST_UNIT := tests/unit tests/sim $(PLUGINS:%=%/tests)
 ELECTIONS ?= 100000
 SEED ?=
 
-.PHONY: help setup demo test test-fast sim sim-mutants sim-policy test-cluster test-observe test-engines test-aisbench test-systemd test-packages packages lint proto bench bench-engines lock clean
+.PHONY: help setup demo test test-fast sim sim-mutants sim-policy test-cluster test-observe test-engines test-aisbench test-systemd test-packages packages lint proto bench bench-load bench-engines lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -98,6 +98,9 @@ proto: setup  ## regenerate the gRPC code from proto/
 
 bench: setup  ## the benchmarks, printed as a table
 	$(BIN)/python -m bench
+
+bench-load: setup  ## what the load generator of kvtierctl bench carries on one core, and how exact it is
+	$(BIN)/python -m bench.workload_load
 
 bench-engines: setup  ## TTFT of the real vLLM on the CPU; installs it into a cache outside the checkout
 	$(BIN)/python plugins/kvtierd-vllm/engine-env/setup.py

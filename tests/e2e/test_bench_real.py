@@ -69,7 +69,9 @@ def test_every_prompt_twice(tmp_path):
 
 def test_the_three_modes_of_one_engine(tmp_path):
     dataset = tmp_path / "once.jsonl"
-    dataset.write_text("".join(json.dumps({"question": question(n)[:700], "answer": ""}) + "\n" for n in range(3)))
+    dataset.write_text(
+        "".join(json.dumps({"question": question(n)[:700], "answer": ""}) + "\n" for n in range(3))
+    )
     with DemoNode(lambda _: None, engine=SMALL, orderly=False) as node:
         before = node.client.plan_json()
         asked = [

@@ -80,10 +80,13 @@ def compare(
             code="load.output-taken",
         )  # fmt: skip
     done = Compared()
+    changed = False  # the engine runs, or is about to, with other settings than the operator's
     try:
         for mode in modes:
+            changed = True
             _set(comparison, client, unit["id"], place, mode, written, say)
             if not mode.args:
+                changed = False
                 say(f"{mode.label}: emptying the pool")
                 client.purge()
             if not _measure(comparison, client, mode, done, api_key, say):
@@ -91,7 +94,7 @@ def compare(
     finally:
         with _uninterrupted():
             say("putting the settings back")
-            _restore(comparison, client, unit["id"], place)
+            _restore(comparison, client, unit["id"], place, changed=changed)
             say("")
     return done
 
@@ -184,8 +187,9 @@ def _apply(comparison: Comparison, client: ControlClient, unit_id: str) -> None:
         )
 
 
-def _restore(comparison: Comparison, client: ControlClient, unit_id: str, place: Path) -> None:
-    changed = place.exists()
+def _restore(
+    comparison: Comparison, client: ControlClient, unit_id: str, place: Path, *, changed: bool
+) -> None:
     place.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         place.parent.rmdir()  # only when it is empty
