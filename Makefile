@@ -16,7 +16,7 @@ PYTEST_UNIT := tests/unit tests/sim $(PLUGINS:%=%/tests)
 ELECTIONS ?= 100000
 SEED ?=
 
-.PHONY: help setup demo test test-fast sim sim-mutants sim-policy test-cluster test-observe test-engines test-aisbench test-systemd test-packages packages lint proto bench bench-load bench-engines lock clean
+.PHONY: help setup demo test test-fast sim sim-mutants sim-policy test-cluster test-observe test-engines test-aisbench test-systemd test-packages packages lint proto docs-checks bench bench-load bench-engines lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -95,6 +95,9 @@ lint: setup  ## ruff, mypy --strict, import contracts
 
 proto: setup  ## regenerate the gRPC code from proto/
 	$(BIN)/python proto/generate.py
+
+docs-checks: setup  ## write docs/checks.md anew from doctor's checks
+	$(BIN)/python -m kvtierd.doctor.page > docs/checks.md
 
 bench: setup  ## the benchmarks, printed as a table
 	$(BIN)/python -m bench

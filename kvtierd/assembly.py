@@ -8,6 +8,7 @@ import sys
 from collections.abc import Set as AbstractSet
 from importlib import resources
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import platformdirs
 
@@ -20,6 +21,9 @@ from kvtierd.plan.planner import make_plan
 from kvtierd.plan.toolchain import UNIT_PATH, Emulation, Toolchain
 from kvtierd.plugins import PluginSet
 from kvtierd.settings import Settings
+
+if TYPE_CHECKING:
+    from kvtierd.host.view import HostView
 
 DEFAULT_SETTINGS = Path("/etc/kvtierd/kvtierd.toml")
 SOCKET_NAME = "kvtierd.sock"
@@ -81,8 +85,17 @@ def prepare_emulation(settings: Settings) -> None:
     emulation_root(settings).mkdir(parents=True, exist_ok=True)
 
 
-async def inventory_of_this_host(settings: Settings, plugins: PluginSet) -> Inventory:
-    """Looks at this host, and at the interpreters the settings name."""
+async def inventory_of_this_host(
+    settings: Settings,
+    plugins: PluginSet,
+    *,
+    view: HostView | None = None,
+    command_seconds: float | None = None,
+) -> Inventory:
+    """Looks at this host (or at that of ``view``), and at the interpreters the settings name.
+
+    ``command_seconds``: how long npu-smi and each interpreter may take; default: as ``take_inventory`` says.
+    """
     # Here, since a plan for a recorded host needs none of it and should be quick.
     from kvtierd.host.inventory import take_inventory
     from kvtierd.host.view import HostView
@@ -95,7 +108,14 @@ async def inventory_of_this_host(settings: Settings, plugins: PluginSet) -> Inve
     homes = (
         (settings.meta.home,) if settings.meta.runtime == "binary" and settings.meta.runner == "host" else ()
     )
-    return await take_inventory(HostView(), python=pythons, packages=packages, binary_homes=homes)
+    limits = (
+        {}
+        if command_seconds is None
+        else {"npu_smi_timeout_seconds": command_seconds, "python_timeout_seconds": command_seconds}
+    )
+    return await take_inventory(
+        view or HostView(), python=pythons, packages=packages, binary_homes=homes, **limits
+    )
 
 
 def read_inventory(path: Path) -> Inventory:

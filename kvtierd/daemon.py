@@ -33,7 +33,7 @@ from kvtierd.engines.proof import GenerationProof
 from kvtierd.errors import KvtierError
 from kvtierd.events import NO_PLAN_EVENT, EventLog
 from kvtierd.files import DirectoryLock
-from kvtierd.gating import Gates
+from kvtierd.gating import Gates, make_start_checks
 from kvtierd.http_get import fetch_text
 from kvtierd.mastership import Mastership
 from kvtierd.node import Node
@@ -108,6 +108,7 @@ class Daemon:
         self._observing: asyncio.Task[None] | None = None
         self._next_observation = 0.0
         self._gates = Gates(self.node)
+        self._gates.start_checks = make_start_checks(self.node)
         self._tier = TierLook(self.node)
         self._rollout = Rollout(self.node, self._verbs)
         self._sources = NodeSources(self.node)
@@ -259,6 +260,8 @@ class Daemon:
         if self._mastership is not None:
             await self._mastership.part.coordinator.close()
             await self._mastership.part.network.close()
+        if self._gates.start_checks is not None:
+            await self._gates.start_checks.close()
         await self._proof.close()
         await node.lines.close()
         if node.keeper is not None:

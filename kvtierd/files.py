@@ -8,9 +8,10 @@ import fcntl
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import BinaryIO
 
 from kvtierd.errors import StateError
 
@@ -23,28 +24,41 @@ def write_atomic(
     owner: tuple[int, int] | None = None,
     attributes: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
-    """Replaces ``path`` by a real file with this content; a reader sees the old or the new one, never a part.
+    """Replaces ``path`` by a real file with this content, as ``replacing`` does.
 
-    A symbolic link at ``path`` is replaced by the file, not followed: MemCache refuses links. ``owner`` is the numbers
-    of the user and the group that get the file; nobody else can read it before it has its mode. ``attributes`` are extended
-    ones, as far as the file system and our rights allow them.
+    ``owner`` is the numbers of the user and the group that get the file. ``attributes`` are extended ones, as far as the
+    file system and our rights allow them.
 
     Raises:
         StateError: no space, no permission; the old content is then untouched. Its cause is the ``OSError``.
+    """
+    with replacing(path, mode=mode, owner=owner) as stream:
+        stream.write(data)
+        for name, value in attributes.items():
+            with contextlib.suppress(OSError):
+                os.setxattr(stream.fileno(), name, value)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, *, mode: int = 0o644, owner: tuple[int, int] | None = None) -> Iterator[BinaryIO]:
+    """A stream whose content becomes ``path`` at the end of the block; a reader sees the old or the new file, never a part.
+
+    A symbolic link at ``path`` is replaced by the file, not followed: MemCache refuses links. Nobody else can read it
+    before it has its mode. After an exception in the block the old file is untouched and nothing is left behind.
+
+    Raises:
+        StateError: for an ``OSError`` here or in the block, which is its cause.
     """
     temporary = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
+            yield stream
             stream.flush()
             if owner is not None:
                 os.fchown(stream.fileno(), *owner)
             os.fchmod(stream.fileno(), mode)
-            for name, value in attributes.items():
-                with contextlib.suppress(OSError):
-                    os.setxattr(stream.fileno(), name, value)
             os.fsync(stream.fileno())
         Path(temporary).replace(path)
         temporary = ""

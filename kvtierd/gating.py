@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
+from kvtierd.assembly import inventory_of_this_host
+from kvtierd.checks import COMMAND_SECONDS, CannotTellError, Patient
+from kvtierd.doctor.registry import all_checks
+from kvtierd.doctor.starting import StartChecks
+from kvtierd.host.view import HostView
 from kvtierd.mastership import Mastership
 from kvtierd.node import Node
 from kvtierd.plan.docker import container_of
-from kvtierd.plan.model import UnitSpec
+from kvtierd.plan.inventory import Inventory
+from kvtierd.plan.model import NodePlan, UnitSpec
 from kvtierd.tier.meta_check import check_meta as check_meta_service
 from kvtierd.units.backend import UnitProcess
 from kvtierd.units.views import UnitView
@@ -18,11 +25,13 @@ class Gates:
 
     Attributes:
         mastership: This node's part in its cluster, once it has one.
+        start_checks: What doctor says before each start.
     """
 
     def __init__(self, node: Node) -> None:
         self._node = node
         self.mastership: Mastership | None = None
+        self.start_checks: StartChecks | None = None
         self._meta_verified: str | None = None
 
     def why_not(self, spec: UnitSpec, views: Mapping[str, UnitView]) -> str | None:
@@ -32,6 +41,8 @@ class Gates:
             return "waits until this start's settings are planned"
         if spec.blocked:
             return spec.blocked
+        if self.start_checks is not None and (why := self.start_checks.why_not(spec.kind)) is not None:
+            return why
         clustered = node.settings.cluster.mode != "standalone"
         permitted = self.mastership is not None and self.mastership.may_run_meta
         if spec.kind == "meta" and clustered and not permitted:
@@ -69,3 +80,28 @@ class Gates:
         if problem is None:
             self._meta_verified = process.instance
         return problem
+
+
+def make_start_checks(node: Node) -> StartChecks:
+    """Doctor's checks before a start, over this host with the settings and the plan in force."""
+
+    async def plan(_: Inventory) -> NodePlan:
+        if node.plan is None:
+            raise CannotTellError("there is no plan yet")
+        return node.plan
+
+    def admit() -> Patient:
+        return Patient(
+            HostView(),
+            inventory=lambda: inventory_of_this_host(
+                node.settings, node.plugins, command_seconds=COMMAND_SECONDS
+            ),
+            settings=node.settings,
+            settings_file=node.settings_file,
+            plan=plan,
+            now_unix=time.time(),
+        )
+
+    checks = StartChecks(all_checks(node.plugins), admit, node.events.add)
+    node.start_problems = checks.problems
+    return checks

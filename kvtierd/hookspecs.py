@@ -9,10 +9,14 @@ A plugin is an ordinary distribution with an entry point in the group ``kvtierd.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import pluggy
 
 from kvtierd.plan.engine import EngineDriver
+
+if TYPE_CHECKING:
+    from kvtierd.checks import Check
 
 PROJECT = "kvtierd"
 ENTRY_POINT_GROUP = "kvtierd.plugins"
@@ -26,5 +30,14 @@ def kvtierd_engine_drivers() -> Sequence[EngineDriver]:
     """The engine drivers this plugin brings.
 
     Called once when plugins are loaded. A driver's ``name`` is what ``[[engine]] plugin = "..."`` selects.
+    """
+    raise NotImplementedError
+
+
+@hookspec
+def kvtierd_doctor_checks() -> Sequence[Check]:
+    """Checks that ``kvtierctl doctor`` runs beside its own; ``kvtierd.checks`` says what a check is.
+
+    Optional. Called once when plugins are loaded. Ids are ``group.name``; a group of the plugin's own name is usual.
     """
     raise NotImplementedError

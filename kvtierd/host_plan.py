@@ -8,6 +8,7 @@ from pathlib import Path
 from kvtierd.act.adjusted import read_adjustments
 from kvtierd.assembly import inventory_of_this_host, plan_for
 from kvtierd.plan.adjustments import Adjustments
+from kvtierd.plan.inventory import Inventory
 from kvtierd.plan.model import NodePlan
 from kvtierd.plugins import PluginSet
 from kvtierd.provision import owned_pages
@@ -33,7 +34,7 @@ async def plan_this_host(
     """
     adjusted = adjustments or read_adjustments(Path(settings.paths.state))[0]
     inventory = await inventory_of_this_host(settings, plugins)
-    pages = await owned_pages(settings, inventory.default_hugepage_size_bytes)
+    pids, pages = await owned_here(settings, inventory)
     return await asyncio.to_thread(
         lambda: plan_for(
             settings,
@@ -41,8 +42,14 @@ async def plan_this_host(
             plugins,
             node=node,
             master=master,
-            owned_pids=owned_pids(Path(settings.paths.runtime)),
+            owned_pids=pids,
             owned_pages=pages,
             adjustments=adjusted,
         )
     )
+
+
+async def owned_here(settings: Settings, inventory: Inventory) -> tuple[frozenset[int], int]:
+    """What of this host is kvtierd's own already: the processes of its units, and the hugepages it has reserved."""
+    pages = await owned_pages(settings, inventory.default_hugepage_size_bytes)
+    return frozenset(owned_pids(Path(settings.paths.runtime))), pages

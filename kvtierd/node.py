@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class Node:
         master, role, master_why, epoch, view_age_seconds: Of the cluster, as this node sees it; "" and 0 without one.
         master_tier: What the master says of the tier, on a node that is not the master.
         paused: Why an operator holds this node back; ``None``: nobody does.
+        start_problems: What doctor's checks before a start have found.
     """
 
     settings_file: Path
@@ -79,6 +80,7 @@ class Node:
     paused: str | None = None
     exporter_problem: str = ""
     due_engines: list[str] = dataclasses.field(default_factory=list)
+    start_problems: Callable[[], list[str]] = list
     started_unix_seconds: float = dataclasses.field(default_factory=time.time)
 
     @property
@@ -115,6 +117,7 @@ class Node:
         if self.plan is not None:
             found += self.plan.left_out.values()
         found += unit_problems(views)
+        found += self.start_problems()
         if self.hugepages.problem:
             found.append(self.hugepages.problem.splitlines()[0])
         found += self.cluster_problems

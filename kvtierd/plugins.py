@@ -6,7 +6,9 @@ import dataclasses
 import difflib
 import functools
 import importlib.metadata
+import re
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import pluggy
 
@@ -15,6 +17,9 @@ from kvtierd.drivers import BoundedDriver
 from kvtierd.errors import PluginError
 from kvtierd.foreign import ForeignCalls, told_of
 from kvtierd.plan.engine import API_VERSION, OLDEST_API_VERSION, EngineDriver
+
+if TYPE_CHECKING:
+    from kvtierd.checks import Check
 
 DRIVER_MEMBERS = (
     "name", "api_version", "default_port", "package", "versions", "launch", "metrics_url", "observe", "read_line",
@@ -48,12 +53,14 @@ class PluginInfo:
 class PluginSet:
     """All drivers that can be used, and every plugin that was found.
 
-    ``bounded`` has the same drivers for callers that cannot wait for ever, such as the planner.
+    ``bounded`` has the same drivers for callers that cannot wait for ever, such as the planner. ``checks`` are what
+    plugins add to ``kvtierctl doctor``.
     """
 
     drivers: dict[str, EngineDriver]
     plugins: tuple[PluginInfo, ...]
     bounded: dict[str, EngineDriver] = dataclasses.field(default_factory=dict)
+    checks: tuple[Check, ...] = ()
 
     def driver(self, name: str) -> EngineDriver:
         """The driver with this name.
@@ -81,6 +88,7 @@ def load_plugins(entry_points: Iterable[importlib.metadata.EntryPoint] | None = 
     drivers: dict[str, EngineDriver] = {}
     bounded: dict[str, EngineDriver] = {}
     plugins: list[PluginInfo] = []
+    checks: list[Check] = []
     for entry in sorted(entry_points, key=lambda e: e.name):
         info = PluginInfo(
             entry.name,
@@ -88,9 +96,9 @@ def load_plugins(entry_points: Iterable[importlib.metadata.EntryPoint] | None = 
             entry.dist.version if entry.dist else "",
         )
         try:
-            found = _CALLS.call(
+            found, brought = _CALLS.call(
                 f"loading the plugin {entry.name!r}",
-                functools.partial(_drivers_of, entry),
+                functools.partial(_brought_by, entry),
                 seconds=LOAD_SECONDS,
             )
             doubled = [name for name in found if name in drivers]
@@ -99,15 +107,18 @@ def load_plugins(entry_points: Iterable[importlib.metadata.EntryPoint] | None = 
         except Exception as error:  # noqa: BLE001 - foreign code: anything may come out of it
             plugins.append(dataclasses.replace(info, problem=told_of(error)))
             continue
+        checks += brought
         drivers.update({name: driver for name, (driver, _) in found.items()})
         bounded.update({name: guarded for name, (_, guarded) in found.items()})
         warnings = tuple(text for driver, _ in found.values() for text in warnings_about(driver))
         plugins.append(dataclasses.replace(info, drivers=tuple(found), warnings=warnings))
-    return PluginSet(drivers, tuple(plugins), bounded)
+    return PluginSet(drivers, tuple(plugins), bounded, tuple(checks))
 
 
-def _drivers_of(entry: importlib.metadata.EntryPoint) -> dict[str, tuple[EngineDriver, EngineDriver]]:
-    """One plugin's drivers by name, plain and bounded.
+def _brought_by(
+    entry: importlib.metadata.EntryPoint,
+) -> tuple[dict[str, tuple[EngineDriver, EngineDriver]], list[Check]]:
+    """One plugin's drivers by name, plain and bounded; and its checks.
 
     It gets a manager of its own, so that its fault cannot spoil the others' hooks.
     """
@@ -116,11 +127,17 @@ def _drivers_of(entry: importlib.metadata.EntryPoint) -> dict[str, tuple[EngineD
     manager.register(entry.load(), name=entry.name)
     manager.check_pending()
     found = [driver for drivers in manager.hook.kvtierd_engine_drivers() for driver in drivers]
-    if not found:
-        raise PluginError("the plugin brings no engine driver (hook kvtierd_engine_drivers)")
+    checks = [check for brought in manager.hook.kvtierd_doctor_checks() for check in brought]
+    if not found and not checks:
+        raise PluginError(
+            "the plugin brings no engine driver (hook kvtierd_engine_drivers) and no check (kvtierd_doctor_checks)"
+        )
+    for check in checks:
+        if not re.fullmatch(r"[a-z0-9-]+\.[a-z0-9-]+", str(getattr(check, "id", ""))):
+            raise PluginError(f"the check {getattr(check, 'id', check)!r} has no id of the form group.name")
     for driver in found:
         _check_driver(driver)
-    return {driver.name: (driver, BoundedDriver(driver, _CALLS)) for driver in found}
+    return {driver.name: (driver, BoundedDriver(driver, _CALLS)) for driver in found}, checks
 
 
 def members_of(api_version: int) -> tuple[str, ...]:

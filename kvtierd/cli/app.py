@@ -10,7 +10,9 @@ from kvtierd.cli.bench import bench_app
 from kvtierd.cli.certs import certs_app
 from kvtierd.cli.cluster import pause, peers, promote, resume, switchover
 from kvtierd.cli.conf import conf_app
+from kvtierd.cli.dataset import dataset_app
 from kvtierd.cli.demo import demo
+from kvtierd.cli.doctor import doctor
 from kvtierd.cli.events import events
 from kvtierd.cli.hugepages import hugepages
 from kvtierd.cli.inventory import inventory
@@ -21,8 +23,11 @@ from kvtierd.cli.plugin import plugin_app
 from kvtierd.cli.plugins import plugins
 from kvtierd.cli.policy import policy_app, why
 from kvtierd.cli.purge import purge
+from kvtierd.cli.size import size
 from kvtierd.cli.status import status
+from kvtierd.cli.support_bundle import support_bundle
 from kvtierd.cli.units import drain, restart, start, stop
+from kvtierd.cli.verify import verify
 from kvtierd.cli.version import version
 
 app = typer.Typer(
@@ -53,22 +58,27 @@ for verb in (
     stop,
     restart,
     drain,
+    doctor,
     inventory,
     hugepages,
     purge,
+    verify,
     peers,
     switchover,
     promote,
     pause,
     resume,
     plugins,
+    size,
     demo,
     version,
 ):
     app.command()(verb)
+app.command("support-bundle")(support_bundle)
 app.add_typer(bench_app, name="bench")
 app.add_typer(certs_app, name="certs")
 app.add_typer(conf_app, name="conf")
 app.add_typer(plugin_app, name="plugin")
 app.add_typer(l3_app, name="l3")
+app.add_typer(dataset_app, name="dataset")
 app.add_typer(policy_app, name="policy")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvtierd.cli.common import JsonOption, SettingsOption, SocketOption, connect, message_dict, print_json
+from kvtierd.cli.common import JsonOption, SettingsOption, SocketOption, connect, print_json
+from kvtierd.control.messages import message_dict
 
 if TYPE_CHECKING:
     from kvtierd.control.v1 import control_pb2 as pb

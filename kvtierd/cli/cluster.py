@@ -13,9 +13,9 @@ from kvtierd.cli.common import (
     SettingsOption,
     SocketOption,
     connect,
-    message_dict,
     print_json,
 )
+from kvtierd.control.messages import message_dict
 from kvtierd.control.v1 import control_pb2 as pb
 from kvtierd.errors import UsageError
 from kvtierd.quantities import format_duration

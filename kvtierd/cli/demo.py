@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from kvtierd.cli.common import JsonOption, message_dict, print_json
+from kvtierd.cli.common import JsonOption, print_json
 from kvtierd.cli.progress import progress
+from kvtierd.control.messages import message_dict
 from kvtierd.errors import KvtierError, UsageError
 from kvtierd.quantities import format_duration
 

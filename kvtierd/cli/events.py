@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from kvtierd.cli.common import JsonOption, SettingsOption, SocketOption, connect, message_dict
+from kvtierd.cli.common import JsonOption, SettingsOption, SocketOption, connect
+from kvtierd.control.messages import message_dict
 
 NODE_WIDTH = 12  # lines are written as they come, so the longest name is not known
 

@@ -12,9 +12,9 @@ from kvtierd.cli.common import (
     SocketOption,
     UnitArgument,
     connect,
-    message_dict,
     print_json,
 )
+from kvtierd.control.messages import message_dict
 
 l3_app = typer.Typer(
     help="Take an engine's L3 off and on while it runs; needs l3_switch = true in its settings.",

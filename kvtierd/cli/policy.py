@@ -20,9 +20,9 @@ from kvtierd.cli.common import (
     SocketOption,
     connect,
     load,
-    message_dict,
     print_json,
 )
+from kvtierd.control.messages import message_dict
 from kvtierd.errors import StateError, UsageError
 from kvtierd.quantities import format_duration, format_size
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvtierd.cli.common import JsonOption, SettingsOption, SocketOption, connect, message_dict, print_json
+from kvtierd.cli.common import JsonOption, SettingsOption, SocketOption, connect, print_json
+from kvtierd.control.messages import message_dict
 from kvtierd.quantities import format_duration, format_size
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from kvtierd.cli.common import (
     SocketOption,
     UnitArgument,
     connect,
-    message_dict,
     print_json,
 )
+from kvtierd.control.messages import message_dict
 from kvtierd.errors import UsageError
 
 WaitOption = Annotated[

@@ -139,8 +139,11 @@ class EngineObservation(Record):
     Token counters count since the engine's start. ``*_window_rate`` are the engine's own recent rates (0 to 1), as its
     log line says them: for show, never for decisions. ``kv_tokens`` is the room of the L1 cache in tokens,
     ``kv_tokens_by_concurrency`` the same by its "maximum concurrency" figure where the two can differ (hybrid
-    models). ``ttft_buckets`` is the histogram of the time to the first token since the engine's start: upper bound in
-    seconds (infinity last) -> how many requests took at most that. ``fatal`` is a sign that the engine cannot go on, in
+    models). ``kv_blocks`` is that room in blocks, from an engine that does not say how many tokens a block has.
+    ``kv_pool_tokens``: ``kv_memory_bytes`` is that of one of the engine's pools, which has room for so many tokens (a
+    hybrid model has several). ``l3_written_tokens`` are those that L3 has taken since the engine's start. ``ttft_buckets``
+    is the histogram of the time to the first token since then: upper bound in seconds (infinity last) -> how many
+    requests took at most that. ``fatal`` is a sign that the engine cannot go on, in
     its own words.
     """
 
@@ -150,6 +153,7 @@ class EngineObservation(Record):
     l2_hit_tokens: int | None = None
     l3_query_tokens: int | None = None
     l3_hit_tokens: int | None = None
+    l3_written_tokens: int | None = None
     l1_capacity_tokens: int | None = None
     l2_capacity_tokens: int | None = None
     l1_used_ratio: float | None = None
@@ -160,6 +164,8 @@ class EngineObservation(Record):
     kv_tokens: int | None = None
     kv_tokens_by_concurrency: int | None = None
     kv_memory_bytes: int | None = None
+    kv_blocks: int | None = None
+    kv_pool_tokens: int | None = None
     failed_loads: int | None = None
     ttft_buckets: dict[float, int] | None = None
     fatal: str | None = None

@@ -5,7 +5,6 @@ Drivers are foreign code. One that raises, hangs or lies costs its own engine, n
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping
 
@@ -101,14 +100,18 @@ def _talk(driver: EngineDriver, context: EngineContext, *, serves_http: bool) ->
     if not serves_http:
         return EngineTalk()
     flush: dict[str, tuple[HttpCall, ...]] = {}
+    no_flush: dict[str, str] = {}
     for name, tiers in FLUSHES.items():
-        with contextlib.suppress(ValueError):  # the driver says that it cannot
+        try:
             flush[name] = tuple(driver.flush(context, tiers))
+        except ValueError as error:  # the driver says that it cannot
+            no_flush[name] = str(error)
     attach, detach, fixed = _l3_switch(driver, context)
     return EngineTalk(
         base_url=context.url,
         generation=driver.generation(context),
         flush=flush,
+        no_flush=no_flush,
         l3_attach=attach,
         l3_detach=detach,
         l3_fixed=fixed,

@@ -169,11 +169,13 @@ class EngineTalk(Record):
 
     ``base_url`` ``None``: it serves no HTTP (the headless part of an engine that spans hosts). ``l3_detach`` and
     ``l3_attach`` take L3 off and on while it runs; both are empty when it cannot, and ``l3_fixed`` then says why.
+    ``flush`` has the tiers that it can empty, joined by +; ``no_flush`` says of the others why not.
     """
 
     base_url: str | None = None
     generation: HttpCall | None = None
     flush: dict[str, tuple[HttpCall, ...]] = Field(default_factory=dict)
+    no_flush: dict[str, str] = Field(default_factory=dict)
     l3_detach: tuple[HttpCall, ...] = ()
     l3_attach: tuple[HttpCall, ...] = ()
     l3_fixed: str = ""

@@ -163,7 +163,9 @@ def test_killed_units_come_back(node):
                 (u := units(node)[name]).state == "ready" and u.pid not in {0, before}
             )
         )
-        wait_until(lambda: not node.status().problems)
+        # Once in hundreds of such kills the MetaService itself hangs on what it was telling the one that died;
+        # kvtierd then replaces it, which takes longer than waiting for the unit alone.
+        wait_until(lambda: not node.status().problems, 75)
         assert units(node)[name].restarts >= 1
         ask(node)
 

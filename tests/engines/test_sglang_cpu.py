@@ -11,6 +11,7 @@ import json
 import random
 import socket
 import stat
+import subprocess
 import sys
 import threading
 import time
@@ -131,6 +132,23 @@ def test_every_tier_answers_in_its_turn(engine: Engine, record_property: pytest.
     texts = {name: json.loads(body)["text"] for name, body in answers.items()}
     assert texts["L3"] == texts["L1"] == texts["L1 again"]
     assert texts["cleared"] == texts["cold"]
+
+
+def test_kvtierctl_verify_proves_the_tiers(engine: Engine) -> None:
+    url = engine.spec.talk.base_url if engine.spec.talk else ""
+    command = [sys.executable, "-m", "kvtierd.cli", "verify", "--url", str(url), "--engine", "sglang-cpu"]
+    command += ["--yes", "--length", str(PROMPT_TOKENS), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180)
+    proof = json.loads(done.stdout)
+    assert proof["ok"], proof
+    whole = (PROMPT_TOKENS - 1) // PAGE_TOKENS * PAGE_TOKENS
+    tiers = {step["name"]: (step["l1"], step["l2"], step["l3"]) for step in proof["steps"]}
+    assert tiers == {
+        "cold": (0, 0, 0),
+        "warm": (whole, 0, 0),
+        "restored": (0, 0, whole),
+        "again": (whole, 0, 0),
+    }
 
 
 def test_metrics_agree_with_the_answers(engine: Engine) -> None:

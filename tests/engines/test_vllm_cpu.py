@@ -210,6 +210,28 @@ def test_a_longer_prompt_loads_its_beginning_and_saves_the_rest(engine: Client) 
     assert wait_until(all_of_it, 20, "the longer prompt comes from the pool")
 
 
+def test_kvtierctl_verify_proves_the_tiers(node: DemoNode, engine: Client) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "kvtierd.cli",
+        "verify",
+        "ref",
+        "--yes",
+        "--length",
+        str(PROMPT_TOKENS),
+        "--json",
+    ]
+    done = subprocess.run(
+        [*command, "--settings", str(node.settings)], capture_output=True, text=True, timeout=180
+    )
+    proof = json.loads(done.stdout)
+    assert proof["ok"], proof
+    tiers = {step["name"]: (step["l1"], step["l3"]) for step in proof["steps"]}
+    whole = FULL_BLOCKS * BLOCK
+    assert tiers == {"cold": (0, 0), "warm": (whole, 0), "restored": (0, whole), "again": (whole, 0)}
+
+
 def test_the_first_request_after_a_restart_hits(node: DemoNode, engine: Client) -> None:
     before = until_the_pool_has(engine, 4)
     node.restart_engine()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import re
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 
 import kvtierd.testing
 from kvtierd import hookspecs
+from kvtierd.checks import Check
 from kvtierd.plan.engine import (
     API_VERSION,
     EngineContext,
@@ -55,6 +57,10 @@ def test_every_field_is_documented_and_no_other(model: type) -> None:
 
 def test_every_member_of_a_driver_is_documented_and_no_other() -> None:
     assert set(rows(section("EngineDriver"))) == protocol_members()
+
+
+def test_every_field_of_a_check_is_documented_and_no_other() -> None:
+    assert set(rows(section("Check"))) == {field.name for field in dataclasses.fields(Check)}
 
 
 def test_kvtierd_asks_for_what_the_protocol_says() -> None:

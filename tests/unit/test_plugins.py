@@ -5,6 +5,8 @@ import types
 
 import pytest
 
+from kvtierd.checks import Check, ok
+from kvtierd.doctor.registry import all_checks, built_in
 from kvtierd.errors import PluginError
 from kvtierd.hookspecs import ENTRY_POINT_GROUP, hookimpl
 from kvtierd.plugins import DRIVER_MEMBERS, load_plugins
@@ -160,3 +162,36 @@ def test_the_reference_engine_is_a_plugin_like_any_other():
     found = load_plugins()
     info = next(p for p in found.plugins if p.name == "refengine")
     assert (info.distribution, info.drivers, info.problem) == ("kvtierd-refengine", ("refengine",), "")
+
+
+def with_checks(plugin, name, ids, drivers=()):
+    entry = plugin(name, (lambda: list(drivers)) if drivers else None)
+
+    def kvtierd_doctor_checks():
+        return [Check(id_, "t", "w", "f", lambda _: ok("fine")) for id_ in ids]
+
+    sys.modules[f"plugin_{name}"].kvtierd_doctor_checks = hookimpl(kvtierd_doctor_checks)
+    return entry
+
+
+def test_a_plugin_may_bring_checks_alone_or_beside_drivers(plugin):
+    found = load_plugins(
+        [with_checks(plugin, "a", ["acme.one"]), with_checks(plugin, "b", ["b.x", "b.y"], [Driver("d")])]
+    )
+    assert [info.problem for info in found.plugins] == ["", ""]
+    assert [check.id for check in found.checks] == ["acme.one", "b.x", "b.y"]
+    assert list(found.drivers) == ["d"]
+    assert [c.id for c in all_checks(found)][-3:] == ["acme.one", "b.x", "b.y"]
+
+
+def test_a_check_that_takes_the_id_of_ours_is_left_out(plugin):
+    ours = built_in()[0]
+    found = load_plugins([with_checks(plugin, "a", [ours.id])])
+    assert [c for c in all_checks(found) if c.id == ours.id] == [ours]
+
+
+@pytest.mark.parametrize("id_", ["acme", "Acme.One", "", 5])
+def test_a_check_without_a_proper_id_is_a_fault_of_its_plugin(plugin, id_):
+    found = load_plugins([with_checks(plugin, "a", [id_])])
+    assert "has no id" in found.plugins[0].problem
+    assert found.checks == ()

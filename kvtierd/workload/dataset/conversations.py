@@ -130,7 +130,7 @@ def read_mooncake(path: Path, *, skips: Skips, progress: Progress | None = None)
     for where, record in read_records(path, skips, progress=progress):
         ids, at = record.get("hash_ids"), _milliseconds(record.get("timestamp"))
         tokens, output = _count(record.get("input_length")), _count(record.get("output_length"))
-        if not isinstance(ids, list) or not all(type(number) is int for number in ids):
+        if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
             skips.add("hash_ids is not a list of integers", where)
         elif at is None or tokens is None:
             skips.add("timestamp or input_length is missing or not a number", where)

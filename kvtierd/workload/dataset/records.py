@@ -27,6 +27,7 @@ _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 _BOM: Final = codecs.BOM_UTF8
 _LFS: Final = b"version https://git-lfs.github.com/spec/"
 
+_UNREADABLE: Final = object()
 _DAMAGE: Final = (OSError, EOFError, zlib.error)
 
 Progress = Callable[[int], None]
@@ -90,7 +91,11 @@ def read_lines(
                 raise _damaged(path, f"after line {number:,}", error) from None
             if number == 1:
                 line = line.removeprefix(_BOM)
-            yield number, line.rstrip(b"\r\n")
+            line = line.rstrip(b"\r\n")
+            if b"\r" in line:  # an old line ending; JSON cannot have it inside a string
+                yield from ((number, part) for part in line.split(b"\r"))
+            else:
+                yield number, line
             if progress is not None and (position := raw.tell()) != told:
                 told = position
                 progress(position)
@@ -104,6 +109,15 @@ def read_records(
     Raises:
         WorkloadError: as ``read_lines``, and ``dataset.array`` for an array that is not JSON.
     """
+    for where, value in read_values(path, skips, longest_bytes=longest_bytes, progress=progress):
+        if isinstance(value, dict):
+            yield where, value
+
+
+def read_values(
+    path: Path, skips: Skips, *, longest_bytes: int = LONGEST_BYTES, progress: Progress | None = None
+) -> Iterator[tuple[str, dict[str, Any] | None]]:
+    """As ``read_records``, with ``None`` for each line that holds something else; that is counted too."""
     if _is_array(path):
         values = _array_items(path, longest_bytes, progress)
     else:
@@ -112,7 +126,9 @@ def read_records(
         if isinstance(value, dict):
             yield where, value
         else:
-            skips.add("not a JSON object", where)
+            if value is not _UNREADABLE:
+                skips.add("not a JSON object", where)
+            yield where, None
 
 
 def _line_items(
@@ -124,14 +140,16 @@ def _line_items(
         try:
             yield where, loads(line)
         except ValueError:
-            if not line.strip():
-                continue
             try:
-                yield where, json.loads(line)  # knows NaN and lone surrogates too
+                text = line.decode().strip()  # of more kinds of blanks than those of ASCII
+                if text:
+                    yield where, json.loads(text)  # knows NaN and lone surrogates too
             except UnicodeDecodeError:
                 skips.add("not UTF-8", where)
+                yield where, _UNREADABLE
             except (ValueError, RecursionError):
                 skips.add("not JSON", where)
+                yield where, _UNREADABLE
 
 
 def _array_items(path: Path, longest_bytes: int, progress: Progress | None) -> Iterator[tuple[str, Any]]:

@@ -147,11 +147,13 @@ def test_reads_its_own_engine() -> None:
     stats = EngineStats("m", load=lambda: Load(running=2, waiting=1, used_ratio=0.25))
     stats.describe_cache(block_size=64, blocks=10)
     stats.prompt_started(PromptTokens(total=100, l1=64, l3=20, external_queried=36))
+    stats.saved(3)
     assert DRIVER.observe(generate_latest(stats.registry).decode()) == EngineObservation(
         l1_query_tokens=100,
         l1_hit_tokens=64,
         l3_query_tokens=36,
         l3_hit_tokens=20,
+        l3_written_tokens=192,
         l1_capacity_tokens=640,
         l1_used_ratio=0.25,
         running=2,

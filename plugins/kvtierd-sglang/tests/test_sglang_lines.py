@@ -25,7 +25,7 @@ BODIES = {
     ROOM: EngineObservation(kv_tokens=65536, l1_capacity_tokens=65536),
     PREFILL: EngineObservation(running=3, waiting=12, l1_used_ratio=0.04),
     DECODE: EngineObservation(running=2, waiting=7, l1_used_ratio=0.03),
-    POOL: EngineObservation(kv_memory_bytes=round(11.84 * GIB)),
+    POOL: EngineObservation(kv_memory_bytes=round(11.84 * GIB), kv_pool_tokens=387_968),
     PORT: EngineObservation(fatal=PORT[PORT.index("[") :]),
 }
 PREFIXES = st.one_of(

@@ -34,6 +34,7 @@ def test_hits_by_tier_in_the_recorded_scrape() -> None:
 def test_a_source_without_a_hit_yet_is_zero_only_where_its_tier_is_there() -> None:
     found = observe((RECORDED / "metrics-backup.txt").read_text())
     assert (found.l1_hit_tokens, found.l2_hit_tokens, found.l3_hit_tokens) == (4992, 0, 0)
+    assert found.l3_written_tokens == 8448
     plain = observe(
         scrape(
             'sglang:prompt_tokens_total{model_name="m"} 100',
@@ -44,6 +45,7 @@ def test_a_source_without_a_hit_yet_is_zero_only_where_its_tier_is_there() -> No
     assert plain.l2_hit_tokens is None
     assert plain.l3_hit_tokens is None
     assert plain.l3_query_tokens is None
+    assert plain.l3_written_tokens is None
 
 
 def test_before_the_first_hit_the_schedulers_zeros_stand_in() -> None:

@@ -56,6 +56,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         "Available memory: 23106324992, total memory: 65452113920",
         {"kv_memory_bytes": 23_106_324_992},
     ),
+    "bytes, without the total": ("Available memory: 36408063180,", {"kv_memory_bytes": 36_408_063_180}),
+    "blocks of V0": ("# GPU blocks: 507, # CPU blocks: 1024", {"kv_blocks": 507}),
     "GiB": ("Available KV cache memory: 9.25 GiB", {"kv_memory_bytes": round(9.25 * GIB)}),
     "halved": (
         "Available KV cache memory: 9.25 GiB (halved for workspace)",
@@ -100,7 +102,6 @@ def test_every_shape(line: str, said: dict[str, Any]) -> None:
         "Maximum DSA sparse concurrency for 2,048 tokens per request: 12.5x",
         "Using LBHNC KV cache layout.",
         "Layerwise KV cache reuse maps 61 layers onto 4, scale logical KV budget by 15.25",
-        "# GPU blocks: 507, # CPU blocks: 1024",  # blocks without a block size are no tokens
         # cut inside a number or its unit
         "GPU KV cache size: 1,0",
         "GPU KV cache size: 1,234",

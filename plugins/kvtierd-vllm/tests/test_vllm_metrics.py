@@ -26,6 +26,7 @@ def test_a_real_scrape() -> None:
         "l1_used_ratio": 0.0,
         "running": 0,
         "waiting": 0,
+        "kv_memory_bytes": 1024**3,
     }
 
 

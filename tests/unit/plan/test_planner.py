@@ -693,7 +693,9 @@ def test_in_mode_etcd_every_node_is_ready_to_become_the_master():
 
 def test_an_engine_without_the_pool_enters_the_emulation_too():
     settings = configured(
-        node={"series": "emulated"}, pool={"dram": "256MiB", "host_reserve": "1GiB"}, engine=[engine(devices=[])]
+        node={"series": "emulated"},
+        pool={"dram": "256MiB", "host_reserve": "1GiB"},
+        engine=[engine(devices=[])],
     )
     driver = FakeDriver(clients=0, env={"OWN": "1"})
     made = plan(settings, host("emulated-small", shm_total_bytes=GIB), {"fake": driver})

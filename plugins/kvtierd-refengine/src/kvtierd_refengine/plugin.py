@@ -37,6 +37,7 @@ _READY_DEADLINE_SECONDS: Final = 60.0
 _STOP_TIMEOUT_SECONDS: Final = 20.0
 _LIBRARY_PATH: Final = "LD_LIBRARY_PATH"
 _FAILED_LOADS: Final = "refengine:l3_failed_loads_total"
+_SAVED: Final = "refengine:l3_saved_blocks_total"
 _TTFT: Final = "vllm:time_to_first_token_seconds_bucket"
 
 
@@ -105,15 +106,17 @@ class RefengineDriver:
         Raises:
             ValueError: The text is not in Prometheus' format, or has no vLLM metric at all.
         """
-        sums, capacity_tokens = _read(metrics_text)
+        sums, capacity_tokens, block_tokens = _read(metrics_text)
         if not any(name.startswith("vllm:") for name in sums):
             raise ValueError("no vllm: metrics in the answer: is this the engine's /metrics?")
+        saved = _count(sums, _SAVED)
         l3_queried = _count(sums, "vllm:external_prefix_cache_queries_total")
         return EngineObservation(
             l1_query_tokens=_count(sums, "vllm:prefix_cache_queries_total"),
             l1_hit_tokens=_count(sums, "vllm:prefix_cache_hits_total"),
             l3_query_tokens=l3_queried,
             l3_hit_tokens=_count(sums, "vllm:external_prefix_cache_hits_total"),
+            l3_written_tokens=saved * block_tokens if saved is not None and block_tokens else None,
             l1_capacity_tokens=capacity_tokens,
             l1_used_ratio=sums.get("vllm:kv_cache_usage_perc"),
             running=_count(sums, "vllm:num_requests_running"),
@@ -209,6 +212,7 @@ def _share(percent: str | None) -> float | None:
 _READ = frozenset(
     {
         _FAILED_LOADS,
+        _SAVED,
         "vllm:prefix_cache_queries_total",
         "vllm:prefix_cache_hits_total",
         "vllm:external_prefix_cache_queries_total",
@@ -221,13 +225,14 @@ _READ = frozenset(
 )
 
 
-def _read(text: str) -> tuple[dict[str, float], int | None]:
-    """Sample name -> sum over its labels; and the cache's size in tokens from vLLM's info metric."""
+def _read(text: str) -> tuple[dict[str, float], int | None, int | None]:
+    """Sample name -> sum over its labels; the cache's size and a block's in tokens, from vLLM's info metric."""
     # Here, since every kvtierctl loads the plugins, and this library brings an HTTP server with it.
     from prometheus_client.parser import text_string_to_metric_families
 
     sums: dict[str, float] = {}
     capacities: list[int] = []
+    blocks: list[int] = []
     try:
         for family in text_string_to_metric_families(only_samples(text, _READ)):
             for sample in family.samples:
@@ -236,9 +241,10 @@ def _read(text: str) -> tuple[dict[str, float], int | None]:
                 sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
                 if sample.name == "vllm:cache_config_info":
                     capacities += _whole_numbers([sample.labels.get("kv_cache_size_tokens", "")])
+                    blocks += _whole_numbers([sample.labels.get("block_size", "")])
     except (ValueError, KeyError, IndexError, TypeError) as error:
         raise ValueError(f"not a Prometheus text: {error}") from error
-    return sums, sum(capacities) if capacities else None
+    return sums, sum(capacities) if capacities else None, min(blocks, default=None)
 
 
 def _whole_numbers(texts: Iterable[str]) -> list[int]:

@@ -112,7 +112,9 @@ def read_line(line: str) -> EngineObservation | None:
         return _batch(plain(line))
     if "llocated. " in line:
         pools = kv_pools(line)
-        return EngineObservation(kv_memory_bytes=pools[0].size_bytes) if len(pools) == 1 else None
+        if len(pools) != 1:
+            return None
+        return EngineObservation(kv_memory_bytes=pools[0].size_bytes, kv_pool_tokens=pools[0].tokens)
     if (  # spelled out: every line of every engine comes by here
         "rror" in line
         or "Errno 98" in line

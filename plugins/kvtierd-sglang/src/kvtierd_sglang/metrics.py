@@ -24,6 +24,7 @@ _WAITING: Final = "sglang:num_queue_reqs"
 _HIT_RATE: Final = "sglang:cache_hit_rate"
 _HOST_ROOM: Final = "sglang:hicache_host_total_tokens"
 _KV_MEMORY: Final = "sglang:kv_cache_memory_usage_gb"
+_WRITTEN: Final = "sglang:backuped_tokens_total"  # to storage; hicache_backup_tokens_total is to L2
 _TTFT: Final = "sglang:time_to_first_token_seconds_bucket"
 # Exported from the start by a scheduler that has a storage backend, and by no other.
 _STORAGE: Final = ("sglang:storage_prefetch_unfulfilled_tokens_total", "sglang:prefetched_tokens_total")
@@ -39,6 +40,7 @@ NAMES: Final = frozenset(
         _HIT_RATE,
         _HOST_ROOM,
         _KV_MEMORY,
+        _WRITTEN,
         _TTFT,
         *_STORAGE,
     }
@@ -74,6 +76,7 @@ def observe(text: str) -> EngineObservation:
         l2_hit_tokens=l2,
         l3_query_tokens=_rest(prompt, l1, l2 or 0) if l3 is not None else None,
         l3_hit_tokens=l3,
+        l3_written_tokens=_over_replicas(samples.get(_WRITTEN, ())),
         l1_capacity_tokens=room,
         l2_capacity_tokens=_smallest(samples, _HOST_ROOM),
         l1_used_ratio=max((s.value for s in samples.get(_USED, ())), default=None),

@@ -34,7 +34,8 @@ _CONCURRENCY: Final = re.compile(
 )
 # vLLM V0. Its second figure, "# CPU blocks", is the swap space; a CPU's own cache is "# cpu blocks".
 _BLOCKS: Final = re.compile(rf"# (?!CPU )\w+ blocks: {_COUNT}(?=,|\s*$)")
-_MEMORY_BYTES: Final = re.compile(r"Available memory: (-?\d+), total memory: \d")
+# The comma shows that the number is whole; "total memory: ..." follows, or nothing.
+_MEMORY_BYTES: Final = re.compile(r"Available memory: (-?\d+),(?: total memory: \d|\s*$)")
 _MEMORY: Final = (
     re.compile(rf"Available KV cache memory: {_DECIMAL} ?{_UNIT}"),
     re.compile(rf"reserved {_DECIMAL} ?{_UNIT} for KV Cache as specified"),
@@ -125,11 +126,12 @@ def may_say_something(line: str) -> bool:
     """A cheap test that drops most lines; all that the functions below can read passes.
 
     It runs on every line and is most of what a log costs. Single characters come first: finding one takes half the time
-    of a word. "K" stands for all that says KV, "%" for the rates.
+    of a word. "K" stands for all that says KV, "%" for the rates, "#" for V0's blocks.
     """
     return (
         "%" in line
         or "K" in line
+        or "#" in line
         or "ERROR" in line
         or "Error: " in line
         or "oncurrency for " in line

@@ -8,7 +8,7 @@ vLLM exports about 700 lines and nine metrics of them are read, every second, fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from kvtierd.plan.engine import EngineObservation, Sample, read_buckets, read_samples
@@ -50,11 +50,18 @@ def read_metrics(text: str) -> EngineObservation:
         running=_total(samples, _RUNNING),
         waiting=_total(samples, _WAITING),
         ttft_buckets=read_buckets(samples, _TTFT),
+        kv_memory_bytes=_memory_bytes(samples.get(_INFO, ())),
     )
 
 
 def _total(samples: Mapping[str, list[Sample]], name: str) -> int | None:
     return int(sum(s.value for s in samples[name])) if name in samples else None
+
+
+def _memory_bytes(infos: Sequence[Sample]) -> int | None:
+    """Memory of one card's cache, which is there when the operator has set it (--kv-cache-memory)."""
+    written = [sample.labels.get("kv_cache_memory_bytes", "") for sample in infos]
+    return min((int(text) for text in written if text.isdecimal() and int(text) > 0), default=None)
 
 
 def _capacity_tokens(labels: Mapping[str, str]) -> int | None:

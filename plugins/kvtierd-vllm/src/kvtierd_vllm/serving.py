@@ -145,8 +145,7 @@ def read_text(text: str) -> EngineObservation | None:
     A plain search comes before every regular expression: it is what a long log costs.
     """
     size = memory_bytes = record = failed = fatal = None
-    # The blocks of V0 are left out: without the block size, which is on no line, they are no tokens.
-    if "KV cache size: " in text or "Maximum concurrency for " in text:
+    if "KV cache size: " in text or "Maximum concurrency for " in text or " blocks: " in text:
         size = lines.kv_size(text)
     if "vailable " in text or "for KV " in text:
         memory_bytes = lines.kv_memory_bytes(text)
@@ -167,6 +166,7 @@ def read_text(text: str) -> EngineObservation | None:
         kv_tokens=size.tokens if size else None,
         kv_tokens_by_concurrency=size.by_concurrency if size else None,
         kv_memory_bytes=memory_bytes,
+        kv_blocks=size.blocks if size else None,
         l1_used_ratio=record.used_ratio if record else None,
         l1_window_rate=record.prefix_rate if record else None,
         l3_window_rate=record.external_rate if record else None,

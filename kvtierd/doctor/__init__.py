@@ -1,0 +1,1 @@
+"""kvtierctl doctor: checks over a host, and what they found."""

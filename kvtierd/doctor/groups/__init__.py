@@ -1,0 +1,1 @@
+"""The built-in checks, one module a group. Each has ``GROUP``; ``kvtierd.doctor.registry`` lists them."""

@@ -1,0 +1,1 @@
+"""How large a pool has to be: bytes per token, demand, and the hit rate that each size would give."""
