@@ -13,14 +13,14 @@ from kvtierd.workload.report.table import duration, percent, run_text
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; background: #fff;
-  margin: 2rem auto; max-width: 1100px; padding: 0 1rem }
+  margin: 2rem auto; max-width: 1400px; padding: 0 1rem }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.2rem }
 .wide { overflow-x: auto }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; white-space: nowrap }
-th, td { padding: .35rem .7rem; text-align: right; border-bottom: 1px solid #ddd }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; white-space: nowrap }
+th, td { padding: .35rem .55rem; text-align: right; border-bottom: 1px solid #ddd }
 th:first-child, td:first-child { text-align: left } th { font-weight: 600; border-bottom: 2px solid #888 }
 .better { font-weight: 600; color: #1b7837 } .partial { color: #b30000; font-weight: 600 }
-img { max-width: 100%; height: auto } pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: 13px }
+img { max-width: min(100%, 1100px); height: auto } pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: 13px }
 .note { color: #555 }
 """
 

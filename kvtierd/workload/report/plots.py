@@ -61,7 +61,7 @@ def distribution_plot(runs: Sequence[RunData]) -> Plotted:
             continue
         shares = [(i + 1) / len(values) for i in range(len(values))]
         axes.step(values, shares, where="post", color=_color(number), label=run.label, linewidth=1.8)
-        middle = values[len(values) // 2]
+        middle = values[(len(values) - 1) // 2]
         axes.plot([middle], [0.5], "o", color=_color(number), markersize=4)
     axes.set_xlabel("time to first token, seconds")
     axes.set_ylabel("share of requests")
@@ -95,7 +95,7 @@ def timeline_plot(runs: Sequence[RunData]) -> Plotted:
                 [r.ttft_seconds for r in good[::step]],
                 ".",
                 color=_color(column),
-                markersize=4,
+                markersize=4 if len(good) > 200 else 8,
                 alpha=0.7,
             )
             failed = [r.started_seconds for r in run.records if not r.ok]
