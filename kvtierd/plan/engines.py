@@ -146,6 +146,16 @@ def find_driver(
     return driver
 
 
+def _env(planned: PlannedEngine, toolchain: Toolchain) -> dict[str, str]:
+    launch = planned.launch
+    if planned.settings.runner == "docker":
+        return merge_env(toolchain.base_env, launch.env)
+    if toolchain.emulation is not None and not launch.clients:
+        # Without the pool it has no use for MemCache's environment, but the emulation's launcher wants its own.
+        return merge_env(toolchain.emulation.env, launch.env)
+    return launch.env
+
+
 def engine_unit(
     planned: PlannedEngine,
     toolchain: Toolchain,
@@ -166,7 +176,7 @@ def engine_unit(
         kind="engine",
         name=engine.name,
         argv=(*toolchain.prefix, *_command(planned, toolchain, directories, resources)),
-        env=merge_env(toolchain.base_env, launch.env) if engine.runner == "docker" else launch.env,
+        env=_env(planned, toolchain),
         user=engine.user,
         devices=engine.devices,
         files=(planned.context.local_conf_path, *(f.path for f in files)),

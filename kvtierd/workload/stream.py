@@ -9,12 +9,13 @@ import dataclasses
 import http.client
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 from kvtierd.errors import KvtierError
+from kvtierd.workload.load.events import DONE, EventParser, read_chunk
 
-MAX_LINE_BYTES = 1024 * 1024
+MOST_BODY_BYTES = 1024 * 1024
+READ_BYTES = 64 * 1024
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def complete(
             text = response.read(2000).decode(errors="replace")
             raise KvtierError(f"the engine answered {response.status}: {text}", code="workload.http")
         return _read(response, started)
-    except (OSError, http.client.HTTPException) as error:
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise KvtierError(
             f"the request to {host}:{port} failed: {type(error).__name__}: {error}",
             code="workload.connection",
@@ -72,7 +73,7 @@ def served_model(host: str, port: int, *, timeout_seconds: float = 10.0) -> str:
     connection = http.client.HTTPConnection(host, port, timeout=timeout_seconds)
     try:
         connection.request("GET", "/v1/models")
-        listed = json.loads(connection.getresponse().read(MAX_LINE_BYTES))
+        listed = json.loads(connection.getresponse().read(MOST_BODY_BYTES))
         return str(listed["data"][0]["id"])
     except (OSError, http.client.HTTPException, ValueError, LookupError, TypeError) as error:
         raise KvtierError(
@@ -86,27 +87,21 @@ def _read(response: http.client.HTTPResponse, started: float) -> Completion:
     parts: list[str] = []
     first: float | None = None
     usage: dict[str, Any] = {}
+    parser = EventParser()
     done = False
-    for data in _events(response):
-        if data == "[DONE]":
-            done = True
-            break
-        chunk = json.loads(data)
-        if "error" in chunk:
-            raise KvtierError(f"the engine reported an error: {chunk['error']}", code="workload.engine")
-        usage = chunk.get("usage") or usage
-        for choice in chunk.get("choices", ()):
-            text = choice.get("text") or ""
-            if text and first is None:
-                first = time.perf_counter() - started
-            parts.append(text)
+    while not done and (data := response.read1(READ_BYTES)):
+        now = time.perf_counter()
+        for event in parser.feed(data):
+            if event == DONE:
+                done = True
+                break
+            chunk = read_chunk(event)
+            if chunk.error:
+                raise KvtierError(f"the engine reported an error: {chunk.error}", code="workload.engine")
+            usage = chunk.usage or usage
+            if chunk.content and first is None:
+                first = now - started
+            parts.append(chunk.content)
     if not done or first is None:
         raise KvtierError("the stream ended in the middle", code="workload.truncated")
     return Completion("".join(parts), first, time.perf_counter() - started, usage)
-
-
-def _events(response: http.client.HTTPResponse) -> Iterator[str]:
-    """The data of server-sent events; comments and blank lines are passed over."""
-    while line := response.readline(MAX_LINE_BYTES):
-        if line.startswith(b"data:"):
-            yield line[5:].strip().decode()

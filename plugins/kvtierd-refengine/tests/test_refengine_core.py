@@ -66,11 +66,21 @@ class Engine:
     """An engine core with or without L3 on a fake pool."""
 
     def __init__(
-        self, store: FakeStore | None = None, *, blocks: int = 64, max_sequences: int = 4, max_queue: int = 8
+        self,
+        store: FakeStore | None = None,
+        *,
+        blocks: int = 64,
+        max_sequences: int = 4,
+        max_queue: int = 8,
+        prefix_cache: bool = True,
     ) -> None:
         model = Model(PRESETS["tiny"], block_size=BLOCK, max_tokens=60_000)
         self.core = build(
-            model, l1_bytes=blocks * BLOCK_BYTES, max_sequences=max_sequences, max_queue=max_queue
+            model,
+            l1_bytes=blocks * BLOCK_BYTES,
+            max_sequences=max_sequences,
+            max_queue=max_queue,
+            prefix_cache=prefix_cache,
         )
         self.stats = EngineStats("tiny", load=self.core.load)
         self.tier: L3Tier | None = None
@@ -343,3 +353,10 @@ def test_end_of_text_stops_unless_ignored(
     assert isinstance(end, Finished)
     assert (end.reason, end.usage.completion_tokens) == ("stop", 1)
     assert engine.ask(max_tokens=5).usage.completion_tokens == 5
+
+
+def test_without_its_prefix_cache_the_engine_computes_everything_again(start: Callable[..., Engine]) -> None:
+    engine = start(prefix_cache=False)
+    first, again = engine.ask(), engine.ask()
+    assert again.tiers == first.tiers == (0, 0, len(PROMPT))
+    assert again.text == first.text

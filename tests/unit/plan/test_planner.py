@@ -689,3 +689,18 @@ def test_in_mode_etcd_every_node_is_ready_to_become_the_master():
         made = plan(configured(cluster=cluster, engine=[engine()]), host("a2-2cards"), node=node)
         assert not made.refusals
         assert made.unit("kvtier-meta-main").guard_file
+
+
+def test_an_engine_without_the_pool_enters_the_emulation_too():
+    settings = configured(
+        node={"series": "emulated"},
+        pool={"dram": "256MiB", "host_reserve": "1GiB"},
+        engine=[engine(devices=[])],
+    )
+    driver = FakeDriver(clients=0, env={"OWN": "1"})
+    made = plan(settings, host("emulated-small", shm_total_bytes=GIB), {"fake": driver})
+    (unit,) = [u for u in made.units if u.kind == "engine"]
+    assert not unit.uses_pool
+    assert unit.argv[:2] == ("launch", "--")
+    assert unit.env["ASCEND_HOME_PATH"] == "/emu"
+    assert unit.env["OWN"] == "1"

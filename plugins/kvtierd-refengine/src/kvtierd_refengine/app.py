@@ -121,7 +121,11 @@ class EngineServer:
         config = PRESETS[options.preset].with_seed(options.seed)
         model = Model(config, block_size=options.block_size, max_tokens=options.max_model_len)
         return build(
-            model, l1_bytes=options.l1, max_sequences=options.max_num_seqs, max_queue=options.max_queue
+            model,
+            l1_bytes=options.l1,
+            max_sequences=options.max_num_seqs,
+            max_queue=options.max_queue,
+            prefix_cache=options.prefix_cache,
         )
 
     def _start_tier(self, core: EngineCore, stats: EngineStats) -> L3Tier | None:

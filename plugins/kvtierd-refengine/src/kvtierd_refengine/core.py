@@ -98,7 +98,16 @@ class _Sequence:
 class EngineCore:
     """Computes requests. ``submit`` and ``cancel`` may be called from any thread; sinks run in the compute thread."""
 
-    def __init__(self, model: Model, pool: BlockPool, *, max_sequences: int, max_queue: int) -> None:
+    def __init__(
+        self,
+        model: Model,
+        pool: BlockPool,
+        *,
+        max_sequences: int,
+        max_queue: int,
+        prefix_cache: bool = True,
+    ) -> None:
+        self._prefix_cache = prefix_cache
         self.model = model
         self.pool = pool
         self.identity = model.config.identity(model.block_size)
@@ -228,7 +237,7 @@ class EngineCore:
             sequence = self._waiting[0]
             # The last token is always computed: its logits are needed.
             usable = (len(sequence.prompt) - 1) // self.model.block_size
-            slots = self.pool.match(sequence.hashes[:usable])
+            slots = self.pool.match(sequence.hashes[:usable]) if self._prefix_cache else []
             total = self._blocks_for(len(sequence.prompt) + sequence.max_tokens)
             fresh = self.pool.allocate(total - len(slots))
             if fresh is None:
@@ -371,7 +380,9 @@ class EngineCore:
         return -(-tokens // self.model.block_size)
 
 
-def build(config_model: Model, *, l1_bytes: int, max_sequences: int, max_queue: int) -> EngineCore:
+def build(
+    config_model: Model, *, l1_bytes: int, max_sequences: int, max_queue: int, prefix_cache: bool = True
+) -> EngineCore:
     """An engine core whose L1 cache takes at most ``l1_bytes``. Raises ValueError when not one block fits."""
     config, size = config_model.config, config_model.block_size
     shape = (config.layers, 2, config.kv_heads, size, config.head_size)
@@ -380,5 +391,9 @@ def build(config_model: Model, *, l1_bytes: int, max_sequences: int, max_queue: 
     if blocks < 1:
         raise ValueError(f"an L1 cache of {l1_bytes} bytes does not hold one block of {block_bytes} bytes")
     return EngineCore(
-        config_model, BlockPool(blocks, shape), max_sequences=max_sequences, max_queue=max_queue
+        config_model,
+        BlockPool(blocks, shape),
+        max_sequences=max_sequences,
+        max_queue=max_queue,
+        prefix_cache=prefix_cache,
     )

@@ -117,6 +117,7 @@ OPTIONS: Final[tuple[Option, ...]] = (
     Option("max-queue", _integer(1, 10_000), "64", "requests that may wait; further ones get 429"),
     Option("max-body", _size(1024, 64 * MIB), "1MiB", "largest request body; larger ones get 413"),
     Option("l1", _size(64 * 1024, 2**40), "64MiB", "size of the L1 block cache"),
+    Option("prefix-cache", _switch, "on", "off: no prompt is looked up in L1; for comparisons"),
     Option("threads", _integer(1, 256), "1", "threads for matrix products (OpenBLAS, OpenMP)"),
     Option("l3", _switch, "off", "on: use the MemCache pool of MMC_LOCAL_CONFIG_PATH as L3"),
     Option("l3-switch", _switch, "off", "on: PUT and DELETE /l3 take L3 on and off", ours=True),
@@ -146,6 +147,7 @@ class EngineOptions:
     max_queue: int
     max_body: int
     l1: int
+    prefix_cache: bool
     threads: int
     l3: bool
     l3_switch: bool
