@@ -63,7 +63,9 @@ def told(results: tuple[Examined, ...]) -> dict[str, list[str]]:
     found = {}
     for one in results:
         text = one.outcome.found.replace(str(HOSTS), "HOSTS")
-        words = ["SETTINGS" if word.rstrip(";:,").endswith("/kvtierd.toml") else word for word in text.split(" ")]
+        words = [
+            "SETTINGS" if word.rstrip(";:,").endswith("/kvtierd.toml") else word for word in text.split(" ")
+        ]
         found[one.check.id] = [one.severity, " ".join(words)]
     return found
 
