@@ -11,14 +11,16 @@ import dataclasses
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
-from kvtierd.errors import KvtierError
+from kvtierd.errors import KvtierError, PluginError
+from kvtierd.foreign import ForeignCalls
 from kvtierd.host.view import CommandResult, HostView
 from kvtierd.plan.inventory import Inventory
 from kvtierd.plan.model import NodePlan
 from kvtierd.settings import Settings
 
+T = TypeVar("T")
 Severity = Literal["ok", "note", "unknown", "warn", "fail"]
 SEVERITIES: Final[tuple[Severity, ...]] = ("ok", "note", "unknown", "warn", "fail")
 """From good to bad. Only ``fail`` makes the exit status 1."""
@@ -126,6 +128,7 @@ class Patient:
         self.now_unix = now_unix
         self._take_inventory, self._make_plan = inventory, plan
         self._asked: dict[object, asyncio.Future[Any]] = {}
+        self._looks = ForeignCalls()
 
     async def run(self, *argv: str, seconds: float = COMMAND_SECONDS) -> CommandResult:
         """The result of a command on that host; the same words are run once."""
@@ -133,7 +136,7 @@ class Patient:
         async def asking() -> CommandResult:
             return await self.view.runner.run(argv, timeout_seconds=seconds)
 
-        result: CommandResult = await self._once(argv, asking)
+        result: CommandResult = await self.once(argv, asking)
         return result
 
     async def inventory(self) -> Inventory:
@@ -145,7 +148,7 @@ class Patient:
             except KvtierError as error:
                 raise CannotTellError(f"there is no inventory: {error.message}") from None
 
-        result: Inventory = await self._once("inventory", asking)
+        result: Inventory = await self.once("inventory", asking)
         return result
 
     async def plan(self) -> NodePlan | None:
@@ -159,10 +162,24 @@ class Patient:
             except KvtierError as error:
                 raise CannotTellError(f"there is no plan: {error.message}") from None
 
-        result: NodePlan | None = await self._once("plan", asking)
+        result: NodePlan | None = await self.once("plan", asking)
         return result
 
-    async def _once(self, key: object, ask: Callable[[], Awaitable[Any]]) -> Any:
+    async def look(self, what: str, function: Callable[[], T]) -> T:
+        """What a blocking function finds, for checks that are coroutines: a file may be a pipe, or of a dead mount.
+
+        Raises:
+            CannotTellError: no answer in time.
+            Exception: whatever the function raised.
+        """
+        try:
+            return await self._looks.ask(what, function, seconds=COMMAND_SECONDS)
+        except PluginError as error:
+            if error.stable_code != "plugin.hangs":
+                raise
+            raise CannotTellError(f"{what}: no answer within {COMMAND_SECONDS:.0f} s") from None
+
+    async def once(self, key: object, ask: Callable[[], Awaitable[Any]]) -> Any:
         """One asking for all checks that want the same; one check's deadline does not end it for the others."""
         if key not in self._asked:
             self._asked[key] = asyncio.ensure_future(ask())

@@ -5,11 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kvtierd.checks import Check
-from kvtierd.doctor.groups import hugepages, platform, settings
+from kvtierd.doctor.groups import ascend_cards, engine_sglang, hugepages, network_cards, platform, settings
 from kvtierd.errors import UsageError
 from kvtierd.plugins import PluginSet
 
-BUILT_IN = (settings.GROUP, platform.GROUP, hugepages.GROUP)
+# A group of several modules is a chain: each imports the one before it, the last one is named here.
+BUILT_IN = (
+    settings.GROUP,
+    platform.GROUP,
+    hugepages.GROUP,
+    ascend_cards.GROUP,
+    network_cards.GROUP,
+    engine_sglang.GROUP,
+)
 
 
 def built_in() -> tuple[Check, ...]:
