@@ -5,11 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kvtierd.checks import Check
-from kvtierd.doctor.groups import hugepages, platform, settings
+from kvtierd.doctor.groups import (
+    cluster,
+    disk,
+    hugepages,
+    known,
+    memcache,
+    platform,
+    security,
+    settings,
+    systemd,
+)
 from kvtierd.errors import UsageError
 from kvtierd.plugins import PluginSet
 
-BUILT_IN = (settings.GROUP, platform.GROUP, hugepages.GROUP)
+BUILT_IN = (
+    settings.GROUP,
+    platform.GROUP,
+    hugepages.GROUP,
+    memcache.GROUP,
+    cluster.GROUP,
+    systemd.GROUP,
+    security.GROUP,
+    disk.GROUP,
+    known.GROUP,
+)
 
 
 def built_in() -> tuple[Check, ...]:

@@ -19,4 +19,6 @@ def test_every_check_has_a_host_where_it_finds_something_and_one_where_all_is_we
     seen = [hosts.expected(name).get(check) for name in hosts.names()]
     severities = {entry[0] for entry in seen if entry is not None}
     assert severities & {"warn", "fail", "note"}, f"no fixture host on which {check} finds anything"
-    assert any(e is not None and e[0] == "ok" and "does not apply" not in e[1] for e in seen), f"{check} is well nowhere"
+    assert any(e is not None and e[0] == "ok" and "does not apply" not in e[1] for e in seen), (
+        f"{check} is well nowhere"
+    )
