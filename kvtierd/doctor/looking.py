@@ -5,6 +5,7 @@ Modes, owners and room come from ``stat`` and ``df``, so that a recorded host an
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,12 @@ def present(view: HostView, path: str) -> bool:
     except OSError as error:
         raise CannotTellError(f"{path} cannot be looked at: {error.strerror or error}") from None
     return True
+
+
+def resolved(view: HostView, path: str) -> str:
+    """The path on that host with all links followed."""
+    real = here(view, path)
+    return os.path.realpath(real) if view.live else "/" + str(real.relative_to(view.root)).removeprefix(".")
 
 
 def nearest(view: HostView, path: str) -> str:

@@ -152,11 +152,6 @@ def values(conf: ConfFile) -> dict[str, str]:
     return {entry.key: entry.value.partition("#")[0].strip() for entry in parse_conf(data).entries}
 
 
-def link_in(view: HostView, path: str) -> str | None:
-    """The first part of a path that is a symbolic link."""
-    parts = path.strip("/").split("/")
-    for count in range(1, len(parts) + 1):
-        part = "/" + "/".join(parts[:count])
-        if present(view, part) and here_unresolved(view, part).is_symlink():
-            return part
-    return None
+def is_link(view: HostView, path: str) -> bool:
+    """Whether the path itself is a symbolic link: links above it MemCache follows (tried with 1.3.0)."""
+    return present(view, path) and here_unresolved(view, path.rstrip("/")).is_symlink()

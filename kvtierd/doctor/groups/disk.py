@@ -6,7 +6,7 @@ import re
 from typing import Final, NamedTuple
 
 from kvtierd.checks import Group, Outcome, Patient, absent, fail, note, ok, unknown, warn, worst
-from kvtierd.doctor.looking import file_facts, mount_of, mounts, nearest, present
+from kvtierd.doctor.looking import file_facts, mount_of, mounts, nearest, present, resolved
 from kvtierd.quantities import format_size
 from kvtierd.settings.model import PathsSettings
 
@@ -122,7 +122,7 @@ def read_only(patient: Patient) -> Outcome:
         return unknown("/proc/mounts has no /")
     found = []
     for what, path in _wanted(patient).items():
-        mount = mount_of(table, path)
+        mount = mount_of(table, resolved(patient.view, path))
         if mount is not None and mount.read_only:
             found.append(fail(f"{path} ({what}) is on {mount.directory} ({mount.kind}), which is read-only"))
     return worst(found, "all of them")

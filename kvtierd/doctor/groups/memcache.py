@@ -16,14 +16,15 @@ from kvtierd.doctor.looking import (
     mounts,
     present,
     processes,
+    resolved,
     shown,
 )
 from kvtierd.doctor.memcache_files import (
     ConfFile,
     confs_of,
     is_a3,
+    is_link,
     judge,
-    link_in,
     named_confs,
     summed,
     values,
@@ -264,7 +265,7 @@ async def log_dir(patient: Patient) -> Outcome:
     view = patient.view
     wanted = {FABRIC_LOG: "MemFabric's own"}
     if patient.settings is not None:
-        wanted[patient.settings.paths.logs] = "[paths] logs"
+        wanted[f"{patient.settings.paths.logs}/memcache"] = "[paths] logs"
     found = []
     for conf in named_confs(patient):
         written = await in_thread(str(conf.path), lambda conf=conf: values(conf).get(LOG_PATH, ""))  # type: ignore[misc]
@@ -281,9 +282,9 @@ async def log_dir(patient: Patient) -> Outcome:
     table = mounts(view)
     for path, why in wanted.items():
         make = warn if path == FABRIC_LOG else fail  # that one it does without
-        if (link := link_in(view, path)) is not None:
-            found.append(make(f"{path} ({why}): {link} is a symbolic link"))
-        elif (mount := mount_of(table, path)) is not None and mount.read_only:
+        if is_link(view, path):
+            found.append(make(f"{path} ({why}) is a symbolic link"))
+        elif (mount := mount_of(table, resolved(view, path))) is not None and mount.read_only:
             found.append(make(f"{path} ({why}) is on {mount.directory}, which is read-only"))
     return worst(found, ", ".join(wanted))
 
@@ -323,13 +324,13 @@ async def _tls_problems(
     if missing:
         return [fail(f"{where}: {', '.join(missing)} is missing")]
     if not copied:
-        for path, mode in ((key, 0o400), (cert, 0o400)):
+        for path, harm in ((key, fail), (cert, warn)):
             facts = await file_facts(patient, path)
             if facts is not None and facts.is_link:
                 found.append(fail(f"{where}: {path} is a symbolic link"))
-            elif facts is not None and facts.mode & ~mode & 0o777:
+            elif facts is not None and facts.mode & 0o077:
                 found.append(
-                    fail(f"{where}: {path} has mode {facts.mode:04o}, and MemCache wants {mode:04o}")
+                    harm(f"{where}: {path} has mode {facts.mode:04o}; MemCache is known to take 0400")
                 )
     ours = TlsSettings(**{n: str(here(view, p)) for n, p in (("ca", ca), ("cert", cert), ("key", key))})
     try:

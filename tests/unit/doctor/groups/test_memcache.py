@@ -120,11 +120,19 @@ def test_a_log_directory_on_a_read_only_mount_or_behind_a_link_fails(host):
     host.put("/proc/mounts", "/dev/sda2 / ext4 rw 0 0\n/dev/sdb /var/log ext4 ro 0 0\n")
     assert host.find("memcache.log-dir", settings=settings).severity == "fail"
     host.put("/proc/mounts", "/dev/sda2 / ext4 rw 0 0\n")
+    # MemCache follows links above its directory, and refuses the directory itself.
+    host.put("/data/.keep")
     host.put("/var/.keep")
-    (host.root / "var" / "log").symlink_to("/elsewhere")
+    (host.root / "var" / "log").symlink_to("/data")
+    assert host.find("memcache.log-dir", settings=settings).severity == "ok"
+    host.put("/proc/mounts", "/dev/sda2 / ext4 rw 0 0\n/dev/sdb /data ext4 ro 0 0\n")
+    assert host.find("memcache.log-dir", settings=settings).severity == "fail"
+    host.put("/proc/mounts", "/dev/sda2 / ext4 rw 0 0\n")
+    host.put("/data/kv/.keep")
+    (host.root / "data" / "kv" / "memcache").symlink_to("/elsewhere")
     found = host.find("memcache.log-dir", settings=settings)
     assert found.severity == "fail"
-    assert "/var/log is a symbolic link" in found.found
+    assert "/var/log/kv/memcache" in found.found
 
 
 @pytest.mark.parametrize(
