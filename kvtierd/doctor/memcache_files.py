@@ -16,7 +16,6 @@ from kvtierd.mmc_conf.parse import parse_conf
 from kvtierd.mmc_conf.problems import ConfProblem, PathInfo, PathLookup, check_conf_path
 from kvtierd.mmc_conf.rules import METRICS_URL
 from kvtierd.mmc_conf.values import LOG_PATH
-from kvtierd.plan.inventory import Inventory
 from kvtierd.plan.series import detect_series
 
 VARIABLES = {"MMC_META_CONFIG_PATH": "meta", "MMC_LOCAL_CONFIG_PATH": "local"}
@@ -82,17 +81,29 @@ def lookup(view: HostView) -> PathLookup:
     return look
 
 
-def version_for(patient: Patient, inventory: Inventory) -> str:
-    """The MemCache that will read the files: as the settings say, as installed, else the newest known one."""
-    if patient.settings is not None and patient.settings.meta.version:
-        return patient.settings.meta.version
-    return next((i.memcache_version for i in inventory.memcache if i.memcache_version), ASSUMED_VERSION)
+async def reader_of(patient: Patient) -> tuple[str, bool]:
+    """The MemCache that will read the files, and whether all sizes align to 1 GB (A3).
+
+    The version is as the settings say, as installed, else the newest known one. Files can be checked without an inventory.
+    """
+    settings = patient.settings
+    try:
+        inventory = await patient.inventory()
+    except CannotTellError:
+        inventory = None
+    version = settings.meta.version if settings is not None else None
+    series = settings.node.series if settings is not None else "auto"
+    if inventory is not None:
+        version = version or next(
+            (i.memcache_version for i in inventory.memcache if i.memcache_version), None
+        )
+        series = (detect_series(inventory.npus).series or "auto") if series == "auto" else series
+    return version or ASSUMED_VERSION, series == "A3"
 
 
-def is_a3(patient: Patient, inventory: Inventory) -> bool:
-    """Whether all sizes align to 1 GB here."""
-    written = patient.settings.node.series if patient.settings is not None else "auto"
-    return (detect_series(inventory.npus).series if written == "auto" else written) == "A3"
+def is_memcache_file(conf: ConfFile) -> bool:
+    """Whether it has a line of MemCache's. Of any other file nothing is quoted: whoever runs a process can name one."""
+    return any(key.lower().startswith(("ock.", "ubsio.")) for key in values(conf))
 
 
 def judge(view: HostView, conf: ConfFile, version: str, *, a3: bool) -> list[Outcome]:

@@ -22,13 +22,13 @@ from kvtierd.doctor.looking import (
 from kvtierd.doctor.memcache_files import (
     ConfFile,
     confs_of,
-    is_a3,
     is_link,
+    is_memcache_file,
     judge,
     named_confs,
+    reader_of,
     summed,
     values,
-    version_for,
 )
 from kvtierd.errors import ClusterError, KvtierError
 from kvtierd.memcache.rest import MetaClient
@@ -114,8 +114,7 @@ async def confs(patient: Patient) -> Outcome:
     files = named_confs(patient)
     if not files:
         return absent("no --conf FILE is given")
-    inventory = await patient.inventory()
-    version, a3 = version_for(patient, inventory), is_a3(patient, inventory)
+    version, a3 = await reader_of(patient)
     found = await in_thread(
         "memcache.confs", lambda: [o for conf in files for o in judge(patient.view, conf, version, a3=a3)]
     )
@@ -168,8 +167,7 @@ def _rank_outcome(place: str, text: str, ranks: int, inventory: Inventory) -> Ou
 )
 async def env_confs(patient: Patient) -> Outcome:
     """/proc/PID/environ of every process we may read, and the files it names."""
-    inventory = await patient.inventory()
-    version, a3 = version_for(patient, inventory), is_a3(patient, inventory)
+    version, a3 = await reader_of(patient)
     view = patient.view
 
     def look() -> Outcome:
@@ -179,6 +177,9 @@ async def env_confs(patient: Patient) -> Outcome:
         found = []
         for file in dict.fromkeys(conf for _, _, conf in named):
             pids = ", ".join(str(p.pid) for p, _, conf in named if conf == file)
+            if file.path.is_file() and not is_memcache_file(file):
+                found.append(fail(f"{file.place} has no line of MemCache's (pid {pids})"))
+                continue
             found += [
                 Outcome(o.severity, f"{o.found} (pid {pids})", o.fix)
                 for o in judge(view, file, version, a3=a3)

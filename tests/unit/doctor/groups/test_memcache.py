@@ -67,6 +67,21 @@ def test_a_link_is_named_with_its_target_on_that_host(host):
     assert "(pid 77)" in found.found
 
 
+def test_a_file_that_is_not_memcaches_is_not_quoted(host):
+    host.put("/etc/shadow", "root:$6$hush:19000:0:::\n")
+    host.process(78, "sh", MMC_LOCAL_CONFIG_PATH="/etc/shadow")
+    found = host.find("memcache.env-confs")
+    assert found.severity == "fail"
+    assert "pid 78" in found.found
+    assert "hush" not in found.found
+
+
+def test_files_are_checked_where_there_is_no_inventory(host):
+    (host.root / "proc" / "meminfo").unlink()
+    host.put("/etc/mmc-meta.conf", META)
+    assert host.find("memcache.confs", confs=("/etc/mmc-meta.conf",)).severity == "ok"
+
+
 @pytest.mark.parametrize(
     ("size", "severity"),
     [("40GB", "ok"), ("950GB", "warn"), ("2TB", "fail"), ("", "ok"), ("much", "unknown")],
