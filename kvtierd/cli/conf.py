@@ -13,7 +13,6 @@ from kvtierd.errors import UsageError
 
 conf_app = typer.Typer(help="Check configuration files.", no_args_is_help=True)
 
-MAX_FILE_BYTES = 1024 * 1024
 DEFAULT_MEMCACHE_VERSION = "1.3.0"
 
 
@@ -63,18 +62,14 @@ def check(
 
 
 def _guess(file: Path) -> Kind:
-    name = file.name.lower()
-    if name.endswith(".json"):
-        return Kind.SGLANG_META
-    if name.endswith(".conf"):
-        if "meta" in name:
-            return Kind.META
-        if "local" in name:
-            return Kind.LOCAL
+    from kvtierd.memcache.conf_files import kind_of
+
+    kind = kind_of(file.name)
+    if kind is None and file.name.lower().endswith(".conf"):
         raise UsageError(
             f"{file}: the name does not tell what it is", hint="write --kind meta or --kind local"
         )
-    return Kind.SETTINGS
+    return Kind(kind) if kind else Kind.SETTINGS
 
 
 def _settings(file: Path) -> list[dict[str, Any]]:

@@ -10,11 +10,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvtierd.cli.common import JsonOption, SettingsOption, print_json, settings_path
+from kvtierd.cli.common import (
+    JsonOption,
+    SettingsOption,
+    message_dict,
+    print_json,
+    settings_path,
+    socket_path,
+)
+from kvtierd.control.messages import message_dict
 
 if TYPE_CHECKING:
+    from kvtierd.checks import Daemon
     from kvtierd.doctor.run import Examined
 
+DAEMON_SECONDS = 1.5
 _WORDS = {"ok": "ok", "note": "note", "unknown": "?", "warn": "WARN", "fail": "FAIL"}
 _COUNTED = {"ok": "ok", "note": "notes", "unknown": "unknown", "warn": "warnings", "fail": "failed"}
 _STYLES = {"ok": "green", "note": "", "unknown": "", "warn": "yellow", "fail": "bold red"}
@@ -41,12 +51,19 @@ def doctor(
         bool, typer.Option("--fix-hints", help="Say why each finding matters and how to mend it.")
     ] = False,
     show_all: Annotated[bool, typer.Option("--all", help="Show what is well too.")] = False,
+    known_issues: Annotated[
+        bool, typer.Option("--known-issues", help="Show the table of known issues, and check nothing.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Check this host, its settings and files, without changing anything and without the daemon.
 
-    Exit 1 when a check fails. JSON: ok, checks [{id, group, severity, title, found, why, fix, doc}].
+    Exit 1 when a check fails. JSON: ok, checks [{id, group, severity, title, found, why, fix, doc}]; with
+    --known-issues: issues [{id, component, versions, when, severity, handled, title, advice, source}].
     """
+    if known_issues:
+        _show_known_issues(as_json)
+        return
     from kvtierd.doctor.admission import admit
     from kvtierd.doctor.registry import all_checks, chosen
     from kvtierd.doctor.run import examine
@@ -61,6 +78,7 @@ def doctor(
         settings_file=file if named or (root == Path("/") and file.exists()) else None,
         confs=tuple(conf or ()),
         engine_argv=tuple(engine or ()),
+        daemon=_ask_daemon(settings) if root == Path("/") else None,
     )
     examined = asyncio.run(examine(patient, checks))
     bad = any(e.severity == "fail" for e in examined)
@@ -71,6 +89,51 @@ def doctor(
     sys.stdout.flush()
     if bad:
         raise typer.Exit(1)
+
+
+def _ask_daemon(settings: Path | None) -> Daemon | None:
+    """What a kvtierd on this host says; ``None`` when there is none, or it does not answer soon."""
+    from kvtierd.control.client import ControlClient
+    from kvtierd.doctor.admission import Answers
+    from kvtierd.errors import KvtierError
+
+    try:
+        path = socket_path(settings, None)
+        if not path.exists():
+            return None
+        with ControlClient(path, call_seconds=DAEMON_SECONDS) as client:
+            return Answers(message_dict(client.status())(client.peers()))
+    except (KvtierError, OSError):
+        return None
+
+
+def _show_known_issues(as_json: bool) -> None:
+    from kvtierd.doctor.known_issues import WORDS, known_issues
+
+    issues = known_issues()
+    if as_json:
+        print_json({"issues": [issue.model_dump() for issue in issues]})
+        return
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=False)
+    table = Table(box=None, pad_edge=False, show_header=True)
+    table.add_column("COMPONENT", no_wrap=True)
+    table.add_column("VERSIONS", max_width=17)
+    table.add_column("ISSUE", ratio=1)
+    for issue in issues:
+        told = Text(issue.title, style=_STYLES[issue.severity])
+        if issue.when:
+            told.append(f"\nif {', '.join(WORDS[word] for word in issue.when)}", style="dim")
+        told.append(f"\n{issue.advice}\n", style="")
+        told.append(f"{issue.id}, {issue.source}", style="dim")
+        told.append("; kvtierd works around it\n" if issue.handled else "\n", style="dim")
+        table.add_row(issue.component, issue.versions.replace(",", ", ") or "all", told)
+    console.print(Padding(table, (0, 0)))
+    console.print(f"{len(issues)} known issues")
 
 
 def _show(examined: tuple[Examined, ...], *, everything: bool, hints: bool) -> None:

@@ -204,7 +204,7 @@ def _refused(error: ssl.SSLError, tls: TlsSettings) -> ClusterError:
 
 
 def _times(path: str, certificate: dict[str, Any], now: float) -> list[IdentityProblem]:
-    begins, ends = _validity(certificate)
+    begins, ends = validity(certificate)
     if now < begins:
         message = f"{path} is not valid yet, by this node's clock, for {(begins - now) / 3600:.1f} h"
         return [IdentityProblem("certs.not-yet-valid", message, "look at the clock")]
@@ -221,7 +221,7 @@ def _authority_times(path: str, own: OwnCertificate, now: float) -> list[Identit
     issuers = [a for a in own.authorities if a.get("subject") == own.certificate.get("issuer")]
     if not issuers:
         return []
-    ends = max(_validity(issuer)[1] for issuer in issuers)
+    ends = max(validity(issuer)[1] for issuer in issuers)
     hint = "make a new authority, add its ca.pem to every node's, then issue new certificates"
     if now >= ends:
         return [IdentityProblem("certs.authority-expired", f"{path} expired on {_day(ends)}", hint)]
@@ -247,7 +247,8 @@ def _names(path: str, own: OwnCertificate, node: str, cluster: str) -> list[Iden
     ]
 
 
-def _validity(certificate: dict[str, Any]) -> tuple[float, float]:
+def validity(certificate: dict[str, Any]) -> tuple[float, float]:
+    """From when until when a certificate holds, in Unix seconds."""
     return (
         ssl.cert_time_to_seconds(certificate["notBefore"]),
         ssl.cert_time_to_seconds(certificate["notAfter"]),

@@ -23,10 +23,14 @@ Reply = TypeVar("Reply")
 
 
 class ControlClient:
-    """Talks to the kvtierd at ``path``. Use as a context manager."""
+    """Talks to the kvtierd at ``path``. Use as a context manager.
 
-    def __init__(self, path: Path) -> None:
+    ``call_seconds`` is the deadline of calls that only look.
+    """
+
+    def __init__(self, path: Path, *, call_seconds: float = CALL_SECONDS) -> None:
         self._path = path
+        self._call_seconds = call_seconds
         self._channel = grpc.insecure_channel(f"unix:{path}", options=CHANNEL_OPTIONS)
         self._stub = control_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
 
@@ -149,7 +153,8 @@ class ControlClient:
         """The daemon's version."""
         return self._call(self._stub.Version, pb.VersionRequest(), pb.VersionReply)
 
-    def _call(self, method: Any, request: Any, reply: type[Reply], *, seconds: float = CALL_SECONDS) -> Reply:
+    def _call(self, method: Any, request: Any, reply: type[Reply], *, seconds: float | None = None) -> Reply:
+        seconds = self._call_seconds if seconds is None else seconds
         try:
             answer = method(request, timeout=seconds)
         except grpc.RpcError as error:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from kvtierd.assembly import inventory_of_this_host, plan_for
 from kvtierd.checks import COMMAND_SECONDS, Daemon, Patient
@@ -19,6 +22,14 @@ from kvtierd.plan.inventory import Inventory
 from kvtierd.plan.model import NodePlan
 from kvtierd.plugins import PluginSet
 from kvtierd.settings import check_settings
+
+
+@dataclasses.dataclass(slots=True)
+class Answers:
+    """What a kvtierd said. Implements :class:`kvtierd.checks.Daemon`."""
+
+    status: Mapping[str, Any]
+    peers: Mapping[str, Any]
 
 
 def admit(

@@ -1,7 +1,8 @@
 """Commands of a host that is only a directory: files under ``.commands/``, named after their words.
 
 A slash in a word is ``%`` in the name, and a word of more than 60 characters or with a line break is ``@``: the file
-``.commands/npu-smi info -m`` is what that command printed. A file of the same name with ``.json`` behind it may add
+``.commands/npu-smi info -m`` is what that command printed. Where there is no file for all words, one that ends with the
+first ``@`` counts, whatever words come behind it. A file of the same name with ``.json`` behind it may add
 ``{"code": 1, "stderr": "...", "timed_out": true}``. What has no file is not installed there.
 """
 
@@ -35,6 +36,8 @@ class DirectoryRunner:
     ) -> CommandResult:
         """What was recorded for these words."""
         words, file = tuple(argv), self._directory / recording_name(argv)
+        if not file.exists() and "@" in (named := file.name.split(" ")):
+            file = self._directory / " ".join(named[: named.index("@") + 1])
         about: dict[str, object] = {}
         try:
             with file.open("rb") as stream:

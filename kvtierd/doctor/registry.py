@@ -5,7 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from kvtierd.checks import Check
-from kvtierd.doctor.groups import ascend_cards, engine_sglang, hugepages, network_cards, platform, settings
+from kvtierd.doctor.groups import (
+    ascend_cards,
+    cluster,
+    disk,
+    engine_sglang,
+    hugepages,
+    known,
+    memcache,
+    network_cards,
+    platform,
+    security,
+    settings,
+    systemd,
+)
 from kvtierd.errors import UsageError
 from kvtierd.plugins import PluginSet
 
@@ -16,7 +29,13 @@ BUILT_IN = (
     hugepages.GROUP,
     ascend_cards.GROUP,
     network_cards.GROUP,
+    memcache.GROUP,
     engine_sglang.GROUP,
+    cluster.GROUP,
+    systemd.GROUP,
+    security.GROUP,
+    disk.GROUP,
+    known.GROUP,
 )
 
 

@@ -7,6 +7,9 @@ A host is a directory ``NAME`` (its ``/``, with recorded commands in ``.commands
     confs = ["/etc/mmc-local.conf"]     # hand-written MemCache files in the tree
     engine = ["vllm", "serve", "..."]   # an engine's command line to check
     now = 2026-11-30T12:00:00Z
+    [daemon]                            # what a running kvtierd says there; none when it is missing
+    status = { tier_state = "joinable" }
+    peers = { master = "host-a", peers = [] }
 
 and ``NAME.expected.json``: check id -> [severity, found]. ``python -m tests.unit.doctor.hosts`` writes the expectations
 anew; read the difference before you commit it.
@@ -22,7 +25,7 @@ import tempfile
 import tomllib
 from pathlib import Path
 
-from kvtierd.doctor.admission import admit
+from kvtierd.doctor.admission import Answers, admit
 from kvtierd.doctor.registry import built_in
 from kvtierd.doctor.run import Examined, examine
 from kvtierd.plugins import load_plugins
@@ -51,6 +54,7 @@ def examined(name: str, only: frozenset[str] = frozenset()) -> tuple[Examined, .
             settings_file=settings,
             confs=tuple(root / path.lstrip("/") for path in about.get("confs", [])),
             engine_argv=tuple(about.get("engine", [])),
+            daemon=Answers(**about["daemon"]) if "daemon" in about else None,
             now_unix=about.get("now", NOW).timestamp(),
             machine=about.get("machine"),
         )
