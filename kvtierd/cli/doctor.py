@@ -13,7 +13,6 @@ import typer
 from kvtierd.cli.common import (
     JsonOption,
     SettingsOption,
-    message_dict,
     print_json,
     settings_path,
     socket_path,
@@ -102,7 +101,7 @@ def _ask_daemon(settings: Path | None) -> Daemon | None:
         if not path.exists():
             return None
         with ControlClient(path, call_seconds=DAEMON_SECONDS) as client:
-            return Answers(message_dict(client.status())(client.peers()))
+            return Answers(message_dict(client.status()), message_dict(client.peers()))
     except (KvtierError, OSError):
         return None
 
