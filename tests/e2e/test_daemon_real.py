@@ -362,6 +362,23 @@ def test_an_interrupted_demo_leaves_nothing_behind(short_directory, number):
     assert not [p for p in psutil.process_iter() if _mentions(p, str(directory))]
 
 
+def test_a_demo_whose_reader_goes_away_leaves_nothing_behind(short_directory):
+    """``kvtierctl demo 2>&1 | head -3``."""
+    environment = {**os.environ, "TMPDIR": str(short_directory)}
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "kvtierd.cli", "demo"], env=environment,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    for _ in range(3):
+        assert demo.stdout.readline()
+    directory = next(short_directory.glob("kvtierd-demo-*"))
+    demo.stdout.close()
+    demo.wait(60)
+    assert list(short_directory.iterdir()) == []
+    assert not shm_dir_for(directory / "run" / "emulation").exists()
+    assert not [p for p in psutil.process_iter() if _mentions(p, str(directory))]
+
+
 def test_a_full_disk_in_the_state_directory(tmp_path):
     if os.geteuid() != 0:
         pytest.skip("needs root: mounts a tiny file system")
