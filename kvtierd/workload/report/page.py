@@ -20,7 +20,8 @@ table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabula
 th, td { padding: .35rem .55rem; text-align: right; border-bottom: 1px solid #ddd }
 th:first-child, td:first-child { text-align: left } th { font-weight: 600; border-bottom: 2px solid #888 }
 .better { font-weight: 600; color: #1b7837 } .partial { color: #b30000; font-weight: 600 }
-img { max-width: min(100%, 1100px); height: auto } pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: 13px }
+img { max-width: min(100%, 1100px); height: auto }
+pre { background: #f6f6f6; padding: .8rem; overflow-x: auto; font-size: 13px }
 .note { color: #555 }
 """
 
