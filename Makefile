@@ -12,11 +12,12 @@ AISBENCH := $(ENGINES_CACHE)/aisbench
 DEMO_MODEL := $(ENGINES_CACHE)/demo-model
 
 BETWEEN_NODES := tests/e2e/test_hop_real.py tests/e2e/test_peers_real.py tests/e2e/test_tls_real.py  # minutes: a part of test-cluster
+WORKLOAD := tests/e2e/test_bench_real.py tests/e2e/test_sizing_real.py  # minutes: test-workload
 PYTEST_UNIT := tests/unit tests/sim $(PLUGINS:%=%/tests)
 ELECTIONS ?= 100000
 SEED ?=
 
-.PHONY: help setup demo test test-fast sim sim-mutants sim-policy test-cluster test-observe test-engines test-aisbench test-systemd test-packages packages lint proto docs-checks bench bench-load bench-engines lock clean
+.PHONY: help setup demo test test-fast sim sim-mutants sim-policy test-cluster test-observe test-workload test-engines test-aisbench test-systemd test-packages packages lint proto docs-checks bench bench-load bench-engines lock clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -41,7 +42,7 @@ endif
 
 test: setup  ## all tests that run within about 10 minutes, fast ones first
 	$(BIN)/pytest -n 4 $(PYTEST_UNIT) $(PYTEST_ARGS)
-	$(BIN)/pytest -n 3 tests/e2e $(BETWEEN_NODES:%=--ignore %) $(PYTEST_ARGS)
+	$(BIN)/pytest -n 3 tests/e2e $(patsubst %,--ignore %,$(BETWEEN_NODES) $(WORKLOAD)) $(PYTEST_ARGS)
 	$(BIN)/pytest tests/cluster/test_short_real.py $(PYTEST_ARGS)
 
 test-fast: setup  ## unit tests only
@@ -62,6 +63,9 @@ test-cluster: setup  ## whole clusters of real daemons and what each fault costs
 
 test-observe: setup  ## dashboards, alerts and the status page in the real Prometheus and Chromium (says what is missing)
 	$(BIN)/pytest -rs tests/observe $(PYTEST_ARGS)
+
+test-workload: setup  ## bench run and compare, and hit rates by size, over the real pool (minutes)
+	$(BIN)/pytest -rs $(WORKLOAD) $(PYTEST_ARGS)
 
 test-engines: setup  ## real vLLM and real SGLang on the CPU; installs them into a cache outside the checkout (minutes, GBs)
 	-$(BIN)/python plugins/kvtierd-vllm/engine-env/setup.py

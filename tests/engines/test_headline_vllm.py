@@ -49,7 +49,7 @@ def kvtierctl(*argv: object, seconds: float = 600) -> dict[str, Any]:
         text=True,
         timeout=seconds,
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert done.returncode == 0, done.stdout[:3000] + done.stderr[-2000:]
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 
 

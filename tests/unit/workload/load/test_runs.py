@@ -357,8 +357,14 @@ def test_an_output_that_is_taken(tmp_path):
 def test_ctrl_c_keeps_what_was_measured(tmp_path):
     server = FakeOpenAi(ttft=0.1)
     request = RunRequest(qa_file(tmp_path, QA * 20), tmp_path / "out", load_settings(concurrency=2))
+
+    def press():
+        while len(server.bodies) < 10:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
     with serving(server) as url:
-        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Thread(target=press, daemon=True).start()
         result, _ = run_load(request, address_target(url, None, None))
     assert (result["complete"], result["ended"]) == (False, "interrupted")
     assert 2 <= result["summary"]["requests"] < 100
@@ -368,7 +374,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path):
 
 
 def test_a_deadline_for_the_whole_run(tmp_path):
-    result, _ = go(tmp_path, FakeOpenAi(ttft=0.2), concurrency=1, deadline_seconds=0.7)
+    result, _ = go(tmp_path, FakeOpenAi(ttft=1.0), concurrency=1, deadline_seconds=3.5)
     assert (result["complete"], result["ended"]) == (False, "deadline")
     assert 1 <= result["summary"]["requests"] <= 4
 
