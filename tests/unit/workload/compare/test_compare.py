@@ -25,12 +25,13 @@ args = { prefix_cache = "on", l1 = "9MiB" }
 """
 
 
-@pytest.mark.parametrize("plugin", ["refengine", "sglang", "sglang-cpu"])
+@pytest.mark.parametrize("plugin", ["refengine", "sglang", "sglang-cpu", "vllm-ascend", "vllm-cpu"])
 def test_the_last_mode_is_the_engine_as_it_is(plugin):
     nothing, own, both = modes_for(plugin)
     assert both.args == {}
     assert nothing.args["l3"] == own.args["l3"] == "off"
-    assert len(nothing.args) > len(own.args) or plugin.startswith("sglang")
+    assert nothing.args != own.args
+    assert own.args.get("enable-prefix-caching", True)
 
 
 def test_an_engine_that_is_not_known_is_not_guessed():
