@@ -209,7 +209,8 @@ class DemoNode:
     def _clean_up(self) -> None:
         """Ends everything. A second Ctrl-C must not leave half of it."""
         with _IgnoredInterrupts():
-            with contextlib.suppress(OSError):  # who reads it may be gone (head): all the more is to be stopped
+            # Who reads it may be gone (head): all the more is to be stopped.
+            with contextlib.suppress(OSError):
                 self._say("stopping everything")
             if self._orderly:
                 with contextlib.suppress(KvtierError):
