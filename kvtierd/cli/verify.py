@@ -119,7 +119,10 @@ def _managed(name: str, settings: Path | None, socket: Path | None, wait_seconds
             )
 
     subject = managed(plan, name, load_plugins(), restart)
-    state = next((u.state for u in status.units if u.id == subject.spec.id), "not there")
+    unit = next((u for u in status.units if u.id == subject.spec.id), None)
+    state = "not there" if unit is None else unit.state
+    if unit is not None and unit.remark:
+        raise WorkloadError(f"{subject.spec.name} has no L3 now", why=unit.remark, code="verify.no-l3")
     if state not in {"ready", "degraded"}:
         raise WorkloadError(
             f"{subject.spec.name} is {state}",

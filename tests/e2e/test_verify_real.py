@@ -63,6 +63,7 @@ def test_a_detached_l3_is_found_out(node):
         [sys.executable, "-m", "kvtierd.cli", "l3", "detach", "ref", "--settings", str(node.settings)],
         check=True, capture_output=True, timeout=60,
     )  # fmt: skip
-    code, document = verify(node, "ref", "--yes", "--deadline", "9")
+    code, document = verify(node, "ref", "--yes")
     assert code == 1
-    assert document["reason"]["code"] in {"no-l3", "not-persisted"}
+    assert document["error"]["code"] == "verify.no-l3"
+    assert "l3 attach ref" in document["error"]["why"]
