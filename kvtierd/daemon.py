@@ -176,6 +176,8 @@ class Daemon:
             self.node.events.add("error", NO_PLAN_EVENT, problem)
         finally:
             self.node.planned = True
+            if self._gates.start_checks is not None:
+                self._gates.start_checks.begin()
 
     def _join_cluster(self) -> None:
         """Takes part in the cluster, once it is known which of its nodes this is."""

@@ -36,13 +36,19 @@ class Gates:
 
     def why_not(self, spec: UnitSpec, views: Mapping[str, UnitView]) -> str | None:
         """Why a unit may not start yet. Only starts are gated: what runs is never stopped by this."""
+        why = self._why_wait(spec, views)
+        if (
+            why is None and self.start_checks is not None
+        ):  # last: a unit that waits for its turn asks for no run
+            why = self.start_checks.why_not(spec.kind)
+        return why
+
+    def _why_wait(self, spec: UnitSpec, views: Mapping[str, UnitView]) -> str | None:
         node = self._node
         if not node.planned:
             return "waits until this start's settings are planned"
         if spec.blocked:
             return spec.blocked
-        if self.start_checks is not None and (why := self.start_checks.why_not(spec.kind)) is not None:
-            return why
         clustered = node.settings.cluster.mode != "standalone"
         permitted = self.mastership is not None and self.mastership.may_run_meta
         if spec.kind == "meta" and clustered and not permitted:

@@ -54,6 +54,10 @@ class StartChecks:
         """What the last run found that must not be started upon."""
         return self._failed
 
+    def begin(self) -> None:
+        """The first run, before anything wants to start: a MetaService that is needed suddenly does not wait for it."""
+        self._ask(FRESH_SECONDS)
+
     def problems(self) -> list[str]:
         """A line for each, for the status."""
         return [f"doctor {one.check.id}: {one.outcome.found}" for one in self._failed]

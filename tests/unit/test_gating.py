@@ -91,3 +91,21 @@ def test_clients_wait_until_their_endpoint_reaches_the_master(status: Any, free:
         assert told == (None if free else "waits for the MetaService of b")
     gates.mastership = mastership(client_gate=lambda: "waits for a master to be led to")
     assert bool(gates.why_not(unit("pool"), {})) is True
+
+
+class StubChecks:
+    def __init__(self, answer: str | None) -> None:
+        self.answer, self.asked = answer, []  # type: ignore[var-annotated]
+
+    def why_not(self, kind: str) -> str | None:
+        self.asked.append(kind)
+        return self.answer
+
+
+def test_doctor_is_asked_last_and_only_for_what_could_start_otherwise() -> None:
+    gates = Gates(node())
+    checks = StubChecks("doctor ascend.driver: none")
+    gates.start_checks = checks  # type: ignore[assignment]
+    assert gates.why_not(unit("engine"), {}) == "doctor ascend.driver: none"
+    assert gates.why_not(unit("engine", blocked="device 3 is held"), {}) == "device 3 is held"
+    assert checks.asked == ["engine"]

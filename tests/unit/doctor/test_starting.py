@@ -82,3 +82,11 @@ async def test_without_blocking_checks_nothing_runs(tmp_path):
     assert lab.checks.why_not("engine") is None
     await lab.settle()
     assert lab.runs == 0
+
+
+async def test_a_run_that_was_begun_early_answers_the_first_start_at_once(tmp_path):
+    lab = Lab(tmp_path, lambda _: ok("fine"), blocks=("meta",))
+    lab.checks.begin()
+    await lab.settle()
+    assert lab.checks.why_not("meta") is None
+    assert lab.runs == 1
