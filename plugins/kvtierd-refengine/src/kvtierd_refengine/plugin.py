@@ -62,9 +62,9 @@ class RefengineDriver:
         if uses_l3 and _LIBRARY_PATH in context.env and _LIBRARY_PATH in context.memcache_env:
             # The operator's own libraries must not hide MemCache's.
             env[_LIBRARY_PATH] = f"{context.memcache_env[_LIBRARY_PATH]}:{context.env[_LIBRARY_PATH]}"
-        notes = [Note(code="engine.reference", message=f"engine {context.name}: {NOTICE}")]
+        notes = [Note(code="engine.reference", message=NOTICE)]
         if context.devices:
-            text = f"engine {context.name}: the reference engine computes on the CPU and leaves its devices alone"
+            text = "the reference engine computes on the CPU and leaves its devices alone"
             notes.append(Note(code="engine.devices-unused", message=text))
         return EngineLaunch(
             argv=(
@@ -91,7 +91,7 @@ class RefengineDriver:
             stop=StopPolicy(timeout_seconds=_STOP_TIMEOUT_SECONDS),
             notes=tuple(notes),
             refusals=tuple(
-                Refusal(code=p.code, message=f"engine {context.name}: {p.message}", hint=p.hint)
+                Refusal(code=p.code, message=p.message, hint=p.hint)
                 for p in problems
             ),
         )
