@@ -90,10 +90,7 @@ class RefengineDriver:
             restart=RestartPolicy(fatal_patterns=(FATAL_PREFIX,)),
             stop=StopPolicy(timeout_seconds=_STOP_TIMEOUT_SECONDS),
             notes=tuple(notes),
-            refusals=tuple(
-                Refusal(code=p.code, message=p.message, hint=p.hint)
-                for p in problems
-            ),
+            refusals=tuple(Refusal(code=p.code, message=p.message, hint=p.hint) for p in problems),
         )
 
     def metrics_url(self, context: EngineContext) -> str | None:
