@@ -1,4 +1,4 @@
-"""kvtierctl demo: the main job on real input, in about half a minute."""
+"""kvtierctl demo: the main job on real input, in about a minute."""
 
 from __future__ import annotations
 
