@@ -130,6 +130,13 @@ class Patient:
         self._asked: dict[object, asyncio.Future[Any]] = {}
         self._looks = ForeignCalls()
 
+    def read(self, name: str) -> str:
+        """A file's text, as ``HostView.read``. Raises ``CannotTellError``."""
+        try:
+            return self.view.read(name)
+        except OSError as error:
+            raise CannotTellError(f"{name} cannot be read: {error.strerror or error}") from None
+
     async def run(self, *argv: str, seconds: float = COMMAND_SECONDS) -> CommandResult:
         """The result of a command on that host; the same words are run once."""
 

@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from kvtierd.checks import CannotTellError, Patient
-from kvtierd.foreign import ForeignCalls
 from kvtierd.host.view import HostView
 
-T = TypeVar("T")
 MOST_PROCESSES: Final = 20_000
-READING_SECONDS: Final = 5.0
+CONTAINER_MARKS: Final = ("/.dockerenv", "/run/.containerenv")
 
 
 class FileFacts(NamedTuple):
@@ -97,17 +94,27 @@ def processes(view: HostView) -> list[Process]:
     return found
 
 
+async def all_processes(patient: Patient) -> list[Process]:
+    """``processes`` of the host, read once for all checks. Raises ``CannotTellError``."""
+
+    async def asking() -> list[Process]:
+        return await patient.look("/proc", lambda: processes(patient.view))
+
+    found: list[Process] = await patient.once("command lines", asking)
+    return found
+
+
+def container_mark(view: HostView) -> str | None:
+    """The file by which docker or podman marks a container, when the host that is looked at is one."""
+    return next((mark for mark in CONTAINER_MARKS if view.exists(mark)), None)
+
+
 def _words(view: HostView, name: str) -> tuple[str, ...] | None:
     try:
         text = view.read(name)
     except OSError:
         return None
     return tuple(text.removesuffix("\n").removesuffix("\0").split("\0")) if text.strip("\0\n ") else ()
-
-
-async def in_thread(what: str, look: Callable[[], T]) -> T:
-    """Blocking reading beside the loop, given up after a time. Raises ``PluginError`` then, as for a plain check."""
-    return await ForeignCalls().ask(what, look, seconds=READING_SECONDS)
 
 
 class Mount(NamedTuple):

@@ -268,10 +268,7 @@ def _install_info(patient: Patient) -> dict[str, str]:
 
 
 def _values(patient: Patient, name: str) -> dict[str, str]:
-    try:
-        return parse_info(patient.view.read(name))
-    except OSError as error:
-        raise CannotTellError(f"{name} cannot be read: {error.strerror or error}") from None
+    return parse_info(patient.read(name))
 
 
 def _firmware_home(patient: Patient, driver_home: str) -> str:

@@ -20,6 +20,7 @@ from kvtierd.checks import (
     worst,
 )
 from kvtierd.doctor.groups.ascend import GROUP, no_npus
+from kvtierd.doctor.looking import container_mark
 from kvtierd.plan.inventory import Inventory, Npu
 from kvtierd.plan.model import UnitSpec
 from kvtierd.quantities import format_size
@@ -96,7 +97,7 @@ async def hbm(patient: Patient) -> Outcome:
         return absent(reason)
     inventory = await _with_npus(patient)
     planned = {device for unit in await _engines(patient) for device in unit.devices}
-    boxed = patient.view.exists("/.dockerenv") or patient.view.exists("/run/.containerenv")
+    boxed = container_mark(patient.view) is not None
     found, busy = [], 0
     for npu in inventory.npus:
         held = [p for p in inventory.npu_processes if (p.card, p.chip) == (npu.card, npu.chip)]

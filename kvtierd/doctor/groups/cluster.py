@@ -10,7 +10,7 @@ from kvtierd.checks import Group, Outcome, Patient, absent, fail, note, ok, unkn
 from kvtierd.cluster.election_config import ElectorConfig
 from kvtierd.cluster.hello import WRONG_CLOCK_SECONDS
 from kvtierd.cluster.identity import check_identity
-from kvtierd.doctor.looking import here, in_thread, own_name, shown
+from kvtierd.doctor.looking import here, own_name, shown
 from kvtierd.errors import ClusterError
 from kvtierd.settings import Settings
 from kvtierd.settings.model import ClusterSettings
@@ -160,7 +160,7 @@ async def certificate(patient: Patient) -> Outcome:
         return absent("no certificates are used")
     name = await _own_name(patient)
     looked_at = _on_this_machine(patient, settings)
-    problems = await in_thread(
+    problems = await patient.look(
         "cluster.certificate", lambda: check_identity(looked_at, node=name, now_unix_seconds=patient.now_unix)
     )
     found = []

@@ -9,13 +9,12 @@ from kvtierd.checks import Group, Outcome, Patient, absent, fail, note, ok, unkn
 from kvtierd.cluster.identity import EXPIRES_SOON_SECONDS, read_identity, validity
 from kvtierd.doctor.looking import (
     Process,
+    all_processes,
     file_facts,
     here,
-    in_thread,
     mount_of,
     mounts,
     present,
-    processes,
     resolved,
     shown,
 )
@@ -115,7 +114,7 @@ async def confs(patient: Patient) -> Outcome:
     if not files:
         return absent("no --conf FILE is given")
     version, a3 = await reader_of(patient)
-    found = await in_thread(
+    found = await patient.look(
         "memcache.confs", lambda: [o for conf in files for o in judge(patient.view, conf, version, a3=a3)]
     )
     return summed(found, f"{len(files)} file(s) as MemCache {version} reads them")
@@ -134,7 +133,7 @@ async def per_rank(patient: Patient) -> Outcome:
     if not files:
         return absent("no hand-written mmc-local.conf is given")
     inventory = await patient.inventory()
-    read = await in_thread(
+    read = await patient.look(
         "memcache.per-rank", lambda: [(conf, values(conf).get(DRAM, "")) for conf in files]
     )
     ranks = max(1, len(inventory.npus))
@@ -169,11 +168,11 @@ async def env_confs(patient: Patient) -> Outcome:
     """/proc/PID/environ of every process we may read, and the files it names."""
     version, a3 = await reader_of(patient)
     view = patient.view
+    listed = await all_processes(patient)
 
     def look() -> Outcome:
-        all_processes = processes(view)
-        named = confs_of(view, all_processes)
-        hidden = sum(p.environ is None for p in all_processes)
+        named = confs_of(view, listed)
+        hidden = sum(p.environ is None for p in listed)
         found = []
         for file in dict.fromkeys(conf for _, _, conf in named):
             pids = ", ".join(str(p.pid) for p, _, conf in named if conf == file)
@@ -190,7 +189,7 @@ async def env_confs(patient: Patient) -> Outcome:
             )
         return summed(found, f"{len({c for _, _, c in named})} file(s) named by running processes")
 
-    return await in_thread("memcache.env-confs", look)
+    return await patient.look("memcache.env-confs", look)
 
 
 @GROUP.check(
@@ -203,7 +202,7 @@ async def env_confs(patient: Patient) -> Outcome:
 )
 async def one_meta(patient: Patient) -> Outcome:
     """Processes that run a MetaService which is not kvtierd's, and the owner of the lock file."""
-    found = await in_thread("memcache.one-meta", lambda: processes(patient.view))
+    found = await all_processes(patient)
     foreign = [p for p in found if _is_meta(p) and not _is_ours(patient, p)]
     if foreign:
         told = ", ".join(f"{p.name} (pid {p.pid})" for p in foreign)
@@ -269,7 +268,7 @@ async def log_dir(patient: Patient) -> Outcome:
         wanted[f"{patient.settings.paths.logs}/memcache"] = "[paths] logs"
     found = []
     for conf in named_confs(patient):
-        written = await in_thread(str(conf.path), lambda conf=conf: values(conf).get(LOG_PATH, ""))  # type: ignore[misc]
+        written = await patient.look(str(conf.path), lambda conf=conf: values(conf).get(LOG_PATH, ""))  # type: ignore[misc]
         if written and not written.startswith("/"):
             found.append(
                 fail(
@@ -305,7 +304,7 @@ async def tls(patient: Patient) -> Outcome:
         own = settings.cluster.tls
         sets["[meta] tls"] = (own.ca, own.cert, own.key)
     for conf in named_confs(patient):
-        read = await in_thread(str(conf.path), lambda conf=conf: values(conf))  # type: ignore[misc]
+        read = await patient.look(str(conf.path), lambda conf=conf: values(conf))  # type: ignore[misc]
         if read.get(f"{TLS}.enable") == "true":
             sets[conf.place] = tuple(read.get(f"{TLS}.{n}.path", "") for n in ("ca", "cert", "key"))  # type: ignore[assignment]
     if not sets:
@@ -335,7 +334,7 @@ async def _tls_problems(
                 )
     ours = TlsSettings(**{n: str(here(view, p)) for n, p in (("ca", ca), ("cert", cert), ("key", key))})
     try:
-        own = await in_thread(cert, lambda: read_identity(ours))
+        own = await patient.look(cert, lambda: read_identity(ours))
     except ClusterError as error:
         return [*found, fail(f"{where}: {shown(view, error.message)}", error.hint)]
     begins, ends = validity(own.certificate)
@@ -360,15 +359,16 @@ async def _tls_problems(
 )
 async def exposed(patient: Patient) -> Outcome:
     """metrics_url in the files of --conf and in those that running processes name."""
+    listed = await all_processes(patient)
 
     def look() -> list[ConfFile]:
-        named = [conf for _, _, conf in confs_of(patient.view, processes(patient.view))]
+        named = [conf for _, _, conf in confs_of(patient.view, listed)]
         return list(dict.fromkeys((*named_confs(patient), *named)))
 
-    files = [c for c in await in_thread("memcache.exposed", look) if c.kind in {"meta", "sglang-meta"}]
+    files = [c for c in await patient.look("memcache.exposed", look) if c.kind in {"meta", "sglang-meta"}]
     found, well = [], []
     for conf in files:
-        read = await in_thread(str(conf.path), lambda conf=conf: values(conf).get(METRICS_URL))  # type: ignore[misc]
+        read = await patient.look(str(conf.path), lambda conf=conf: values(conf).get(METRICS_URL))  # type: ignore[misc]
         url = _url(read)
         if read and url is None:
             found.append(unknown(f"{conf.place}: metrics_url {read!r} is no address"))

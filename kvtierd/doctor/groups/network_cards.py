@@ -10,6 +10,7 @@ from typing import Final
 from kvtierd.checks import CannotTellError, Outcome, Patient, absent, fail, note, ok, unknown, warn, worst
 from kvtierd.doctor.groups.ascend import no_npus
 from kvtierd.doctor.groups.network import GROUP
+from kvtierd.doctor.looking import container_mark
 from kvtierd.host import hccn
 from kvtierd.host.view import CommandResult
 from kvtierd.plan.series import detect_series
@@ -88,7 +89,7 @@ async def hccn_conf(patient: Patient) -> Outcome:
         cards = await _conf(patient)
     except OSError as error:
         told = f"{hccn.CONF} cannot be read: {error.strerror or error}"
-        boxed = patient.view.exists("/.dockerenv") or patient.view.exists("/run/.containerenv")
+        boxed = container_mark(patient.view) is not None
         mount = "docker run -v /etc/hccn.conf:/etc/hccn.conf:ro -v /usr/local/Ascend/driver:/usr/local/Ascend/driver:ro"
         return fail(told, mount if boxed else "")
     found = []

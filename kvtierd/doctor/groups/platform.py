@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 
 from kvtierd.checks import (
-    CannotTellError,
     Group,
     Outcome,
     Patient,
@@ -17,6 +16,7 @@ from kvtierd.checks import (
     warn,
     worst,
 )
+from kvtierd.doctor.looking import container_mark
 from kvtierd.host.memory import parse_meminfo
 from kvtierd.quantities import format_size
 
@@ -78,7 +78,7 @@ def cgroup(patient: Patient) -> Outcome:
 )
 def memory(patient: Patient) -> Outcome:
     """MemAvailable against MemTotal. Hugepages that are reserved already are not in it."""
-    values = parse_meminfo(_read(patient, "/proc/meminfo"))
+    values = parse_meminfo(patient.read("/proc/meminfo"))
     total, free = values.get("MemTotal"), values.get("MemAvailable")
     if not total or free is None:
         return unknown("/proc/meminfo does not say how much memory is available")
@@ -208,14 +208,5 @@ async def firewall(patient: Patient) -> Outcome:
 )
 def container(patient: Patient) -> Outcome:
     """By the marks of docker and podman."""
-    for mark in ("/.dockerenv", "/run/.containerenv"):
-        if patient.view.exists(mark):
-            return note(f"this is a container ({mark})")
-    return ok("no mark of a container")
-
-
-def _read(patient: Patient, name: str) -> str:
-    try:
-        return patient.view.read(name)
-    except OSError as error:
-        raise CannotTellError(f"{name} cannot be read: {error.strerror or error}") from None
+    mark = container_mark(patient.view)
+    return ok("no mark of a container") if mark is None else note(f"this is a container ({mark})")
