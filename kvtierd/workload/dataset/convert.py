@@ -159,30 +159,32 @@ def _selected(
                     return
             if record is None:
                 continue
-            length = 0.0
+            length: float | None = None
             if encode is None:
-                own = _own_length(record, skips, where)
-                if own is None:
+                length = _own_length(record, skips, where)
+                if length is None or not _fits(length, options, skips, met, where):
                     continue
-                met.add(own)
-                if not options.min_length <= own <= options.max_length:
-                    skips.add("too short" if own < options.min_length else "too long", where)
-                    continue
-                length = own
             question = _question(record, options.source_fields, skips, where)
             if question is None:
                 continue
-            if encode is not None:
+            if length is None:
+                assert encode is not None
                 length = len(encode(question))
-                met.add(length)
-                if not options.min_length <= length <= options.max_length:
-                    skips.add("too short" if length < options.min_length else "too long", where)
+                if not _fits(length, options, skips, met, where):
                     continue
             try:
                 yield dumps(question), length
             except TypeError:  # half of a surrogate pair: no UTF-8 can hold it
                 skips.add("half a surrogate pair was replaced by U+FFFD", where)
                 yield dumps(question.encode("utf-16", "surrogatepass").decode("utf-16", "replace")), length
+
+
+def _fits(length: float, options: ConvertOptions, skips: Skips, met: _Lengths, where: str) -> bool:
+    met.add(length)
+    if options.min_length <= length <= options.max_length:
+        return True
+    skips.add("too short" if length < options.min_length else "too long", where)
+    return False
 
 
 def _own_length(record: dict[str, Any], skips: Skips, where: str) -> float | None:
