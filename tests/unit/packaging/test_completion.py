@@ -1,16 +1,20 @@
 """Completion in real shells."""
 
+import functools
 import shutil
 import subprocess
 
 import pytest
 from kvpack import completion, verbs
 
+bash_script = functools.cache(completion.bash)  # every verb's help is looked through: seconds
+VERBS = verbs.verbs()
+
 
 def bash_offers(tmp_path, line):
     """What bash offers for the last word of a command line."""
     script = tmp_path / "kvtierctl"
-    script.write_text(completion.bash())
+    script.write_text(bash_script())
     program = f"""
         source {script}
         COMP_WORDS=({" ".join(f"'{w}'" for w in line)}); COMP_CWORD={len(line) - 1}
@@ -22,10 +26,10 @@ def bash_offers(tmp_path, line):
 
 
 def test_bash_offers_every_verb(tmp_path):
-    assert {v.words[0] for v in verbs.verbs()} <= bash_offers(tmp_path, ["kvtierctl", ""])
+    assert {v.words[0] for v in VERBS} <= bash_offers(tmp_path, ["kvtierctl", ""])
 
 
-@pytest.mark.parametrize("verb", verbs.verbs(), ids=lambda v: " ".join(v.words))
+@pytest.mark.parametrize("verb", VERBS, ids=lambda v: " ".join(v.words))
 def test_bash_offers_every_option_of_a_verb(tmp_path, verb):
     expected = {opt for param in verb.options for opt in param.opts if opt.startswith("--")}
     assert bash_offers(tmp_path, ["kvtierctl", *verb.words, "--"]) == expected
@@ -65,5 +69,5 @@ def test_zsh_offers_verbs_and_options(tmp_path):
         print -r -- $output
     """
     done = subprocess.run(["zsh", "-f", "-c", program], capture_output=True, text=True, timeout=60)
-    for word in (*(v.words[0] for v in verbs.verbs()), "--settings", "--json", "check"):
+    for word in (*(v.words[0] for v in VERBS), "--settings", "--json", "check"):
         assert word in done.stdout, word
