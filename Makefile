@@ -41,12 +41,12 @@ else
 endif
 
 test: setup  ## all tests that run within about 10 minutes, fast ones first
-	$(BIN)/pytest -n 4 $(PYTEST_UNIT) $(PYTEST_ARGS)
-	$(BIN)/pytest -n 3 tests/e2e $(patsubst %,--ignore %,$(BETWEEN_NODES) $(WORKLOAD)) $(PYTEST_ARGS)
+	$(BIN)/pytest -n 4 --dist worksteal $(PYTEST_UNIT) $(PYTEST_ARGS)
+	$(BIN)/pytest -n 3 --dist worksteal tests/e2e $(patsubst %,--ignore %,$(BETWEEN_NODES) $(WORKLOAD)) $(PYTEST_ARGS)
 	$(BIN)/pytest tests/cluster/test_short_real.py $(PYTEST_ARGS)
 
 test-fast: setup  ## unit tests only
-	$(BIN)/pytest -n 4 $(PYTEST_UNIT) $(PYTEST_ARGS)
+	$(BIN)/pytest -n 4 --dist worksteal $(PYTEST_UNIT) $(PYTEST_ARGS)
 
 sim: setup  ## ELECTIONS=N simulated elections under faults, SEED=S to repeat one; the last line counts
 	@nice $(BIN)/python -m tests.sim.run --elections $(ELECTIONS) $(if $(SEED),--seed $(SEED))
