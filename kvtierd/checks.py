@@ -194,6 +194,7 @@ class Patient:
 
 
 Examine = Callable[[Patient], Outcome | Awaitable[Outcome]]
+Unless = Callable[[Patient], str]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -206,6 +207,7 @@ class Check:
         why: What goes wrong otherwise.
         fix: How to mend it; a command where there is one.
         blocks: Kinds of units that must not start when it fails: "meta", "pool", "engine".
+        unless: Why it does not apply to this host; an empty text when it does. Asked first, in a thread.
     """
 
     id: str
@@ -214,6 +216,7 @@ class Check:
     fix: str
     examine: Examine
     blocks: frozenset[str] = frozenset()
+    unless: Unless | None = None
 
     @property
     def group(self) -> str:
@@ -229,7 +232,14 @@ class Group:
         self.checks: list[Check] = []
 
     def check(
-        self, name: str, *, title: str, why: str, fix: str, blocks: Iterable[str] = ()
+        self,
+        name: str,
+        *,
+        title: str,
+        why: str,
+        fix: str,
+        blocks: Iterable[str] = (),
+        unless: Unless | None = None,
     ) -> Callable[[Examine], Examine]:
         """Makes a check of a function.
 
@@ -240,7 +250,8 @@ class Group:
             raise ValueError(f"{name!r} is no name for a check of {self.name}")
 
         def add(examine: Examine) -> Examine:
-            self.checks.append(Check(f"{self.name}.{name}", title, why, fix, examine, frozenset(blocks)))
+            made = Check(f"{self.name}.{name}", title, why, fix, examine, frozenset(blocks), unless)
+            self.checks.append(made)
             return examine
 
         return add

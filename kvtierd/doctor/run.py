@@ -6,9 +6,10 @@ import asyncio
 import dataclasses
 import inspect
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final
 
-from kvtierd.checks import CHECK_SECONDS, CannotTellError, Check, Outcome, Patient, Severity, unknown
+from kvtierd.checks import CHECK_SECONDS, CannotTellError, Check, Outcome, Patient, Severity, absent, unknown
 from kvtierd.errors import PluginError
 from kvtierd.foreign import ForeignCalls, told_of
 
@@ -62,13 +63,19 @@ async def examine(
 async def _one(patient: Patient, check: Check, calls: ForeignCalls, deadline: float) -> Outcome:
     loop = asyncio.get_running_loop()
     seconds = max(0.0, min(CHECK_SECONDS, deadline - loop.time()))
+    ends = loop.time() + seconds
     try:
+        # In threads: a file of a broken driver or a dead network mount can keep whoever reads it.
+        if check.unless is not None:
+            reason = await calls.ask(f"{check.id} unless", partial(check.unless, patient), seconds=seconds)
+            if reason:
+                return absent(reason)
         if inspect.iscoroutinefunction(check.examine):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout_at(ends):
                 outcome = await check.examine(patient)
         else:
-            # In a thread: a file of a broken driver or a dead network mount can keep whoever reads it.
-            outcome = await calls.ask(check.id, lambda: check.examine(patient), seconds=seconds)
+            asked = partial(check.examine, patient)
+            outcome = await calls.ask(check.id, asked, seconds=max(0.0, ends - loop.time()))
     except CannotTellError as error:
         return unknown(str(error))
     except (TimeoutError, PluginError) as error:

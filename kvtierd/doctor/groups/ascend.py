@@ -44,11 +44,10 @@ def no_npus(patient: Patient) -> str:
     ' that. Without any of them a rank ends with "the current version of ascend driver does not support mf!".',
     fix="install the driver again; in a container mount /etc/ascend_install.info and /usr/local/Ascend/driver",
     blocks=("pool", "engine"),
+    unless=no_npus,
 )
 def driver(patient: Patient) -> Outcome:
     """As MemCache looks for it."""
-    if reason := no_npus(patient):
-        return absent(reason)
     view, found = patient.view, find_ascend(patient.view)
     about = [p for p in found.problems if "CANN" not in p]
     if about:
@@ -66,11 +65,10 @@ def driver(patient: Patient) -> Outcome:
     why="The installer writes down how far it came. An unfinished one, and one of another kind than the host (a virtual NPU's),"
     " has a driver that loads and parts that are missing.",
     fix="install the driver again: Ascend-hdk-*-npu-driver_*.run --full --install-for-all, then reboot",
+    unless=no_npus,
 )
 def install(patient: Patient) -> Outcome:
     """Driver_Install_Status, Driver_Install_Mode and the path in /etc/ascend_install.info."""
-    if reason := no_npus(patient):
-        return absent(reason)
     values = _install_info(patient)
     home, mode = values.get("Driver_Install_Path_Param", ""), values.get("Driver_Install_Mode", "")
     found = []
@@ -104,11 +102,10 @@ def install(patient: Patient) -> Outcome:
     why="Driver and firmware are upgraded one after the other. With a firmware outside the driver's range cards come up with"
     " health Alarm, or are reset under load.",
     fix="install the firmware of the driver's own release (Ascend-hdk-*-npu-firmware_*.run --upgrade), then reboot",
+    unless=no_npus,
 )
 def firmware(patient: Patient) -> Outcome:
     """compatible_version_fw in driver/version.info against firmware/version.info."""
-    if reason := no_npus(patient):
-        return absent(reason)
     home = find_ascend(patient.view).install.driver_home
     if home is None:
         raise CannotTellError("there is no driver")
@@ -133,11 +130,10 @@ def firmware(patient: Patient) -> Outcome:
     why="MemCache loads libascendcl from ASCEND_HOME_PATH; without it a rank ends with -1. Up to 8.3 CANN is in"
     " ascend-toolkit/latest, from 8.5 on in cann or cann-VERSION, each with a directory per machine type.",
     fix="install Ascend-cann-toolkit for this machine type into /usr/local/Ascend",
+    unless=no_npus,
 )
 def cann(patient: Patient) -> Outcome:
     """As kvtierd looks for it when it plans."""
-    if reason := no_npus(patient):
-        return absent(reason)
     found = find_ascend(patient.view)
     about = [p for p in found.problems if "CANN" in p]
     home, version = found.install.cann_home, found.install.cann_version
@@ -157,11 +153,10 @@ def cann(patient: Patient) -> Outcome:
     why="CANN lists the driver releases it was tested with. With an older one operators are missing at run time, in the"
     " middle of a request.",
     fix="install the driver that CANN's release notes name, or the CANN of the driver's release",
+    unless=no_npus,
 )
 def cann_driver(patient: Patient) -> Outcome:
     """compatible_version of the toolkit against the driver's Innerversion."""
-    if reason := no_npus(patient):
-        return absent(reason)
     found = find_ascend(patient.view).install
     if found.cann_home is None or not found.driver_inner_version:
         raise CannotTellError("CANN or the driver's version is missing")
@@ -183,11 +178,10 @@ def cann_driver(patient: Patient) -> Outcome:
     " rank without it ends; with the path of a CANN that was upgraded away it fails to load a library.",
     fix="remove ASCEND_HOME_PATH from [engine.env]: kvtierd sets it to the CANN it finds",
     blocks=("pool",),
+    unless=no_npus,
 )
 async def home_path(patient: Patient) -> Outcome:
     """The environment of planned pool holders and engines that run on the host."""
-    if reason := no_npus(patient):
-        return absent(reason)
     plan = await patient.plan()
     if plan is None:
         return absent("no valid settings")
@@ -213,11 +207,10 @@ async def home_path(patient: Patient) -> Outcome:
     why="The series decides protocol, alignment and hugepages. A plan for another one starts and then fails in the driver, or"
     " moves KV over the slow way.",
     fix='write [node] series as it is, or "auto"',
+    unless=no_npus,
 )
 async def series(patient: Patient) -> Outcome:
     """[node] series against the chips' names. 300I A2 and 800I A2 carry the same chips."""
-    if reason := no_npus(patient):
-        return absent(reason)
     inventory = await patient.inventory()
     if not inventory.npus:
         raise CannotTellError("no NPU is listed")
@@ -243,14 +236,13 @@ async def series(patient: Patient) -> Outcome:
     " by the driver, or go through host memory and are slower than computing.",
     fix='write [pool] protocol = "auto"',
     blocks=("pool", "engine"),
+    unless=no_npus,
 )
 async def protocol(patient: Patient) -> Outcome:
     """[pool] protocol against what the chips can."""
     settings = patient.settings
     if settings is None:
         return absent("no valid settings")
-    if reason := no_npus(patient):
-        return absent(reason)
     found = detect_series((await patient.inventory()).npus).series
     real = found or (settings.node.series if settings.node.series != "auto" else None)
     if real is None:

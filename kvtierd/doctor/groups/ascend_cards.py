@@ -41,11 +41,10 @@ _OF_NPUS: Final = re.compile(r"npu-smi|NPU")
     why="It is the only source for which dies there are, how much memory they have and who holds them. A hung one means a hung"
     " driver: engines hang in the same call.",
     fix="npu-smi info by hand; dmesg | grep -i -e davinci -e devmm; a driver that hangs needs a reboot",
+    unless=no_npus,
 )
 async def npu_smi(patient: Patient) -> Outcome:
     """Whether it answered in time, and with dies. What it says is checked elsewhere."""
-    if reason := no_npus(patient):
-        return absent(reason)
     inventory = await patient.inventory()
     problems = [p for p in inventory.problems if _OF_NPUS.search(p)]
     if inventory.npus:
@@ -65,11 +64,10 @@ async def npu_smi(patient: Patient) -> Outcome:
     why="A die with an alarm has lost memory pages, its link or its cooling: engines on it fail late, and those of other"
     " cards wait for it.",
     fix="npu-smi info -t health -i CARD names the error; reset the card or have it replaced",
+    unless=no_npus,
 )
 async def health(patient: Patient) -> Outcome:
     """The health column."""
-    if reason := no_npus(patient):
-        return absent(reason)
     inventory = await _with_npus(patient)
     found = []
     for npu in inventory.npus:
@@ -90,11 +88,10 @@ async def health(patient: Patient) -> Outcome:
     " somebody else has it. Memory without an owner is held by a worker whose engine was killed, or by a container's process.",
     fix="kvtierctl doctor --only engine names left-over workers; fuser -v /dev/davinci* names the others; npu-smi set -t reset"
     " -i CARD when nobody is left",
+    unless=no_npus,
 )
 async def hbm(patient: Patient) -> Outcome:
     """Used memory per die against npu-smi's processes, and these against /proc."""
-    if reason := no_npus(patient):
-        return absent(reason)
     inventory = await _with_npus(patient)
     planned = {device for unit in await _engines(patient) for device in unit.devices}
     boxed = container_mark(patient.view) is not None
@@ -127,11 +124,10 @@ async def hbm(patient: Patient) -> Outcome:
     title="No planned card is held by somebody else",
     why="kvtierd does not start an engine on a card that another process holds: it would fail minutes later for want of memory.",
     fix="end the process named, then kvtierctl reload",
+    unless=no_npus,
 )
 async def held(patient: Patient) -> Outcome:
     """What the planner found: processes of kvtierd's own units do not count."""
-    if reason := no_npus(patient):
-        return absent(reason)
     engines = [unit for unit in await _engines(patient) if unit.devices]
     if not engines:
         return absent("no engine is planned")
@@ -147,11 +143,10 @@ async def held(patient: Patient) -> Outcome:
     why="A card that dropped off the bus, or that the driver did not take, is missing from npu-smi, and the others change their"
     " numbers: an engine then runs on another card than is meant.",
     fix="lspci -d 19e5: against npu-smi info -m; dmesg | grep -i davinci; reboot",
+    unless=no_npus,
 )
 async def cards(patient: Patient) -> Outcome:
     """The PCI bus and /dev/davinci* against npu-smi."""
-    if reason := no_npus(patient):
-        return absent(reason)
     inventory = await _with_npus(patient)
     listed = {npu.bus_id.lower() for npu in inventory.npus if npu.bus_id}
     on_bus = _accelerators(patient)
@@ -174,11 +169,10 @@ async def cards(patient: Patient) -> Outcome:
     " under systemd's PrivateDevices, each of them has to be given.",
     fix="docker run --device /dev/davinci0 ... --device /dev/davinci_manager --device /dev/devmm_svm --device /dev/hisi_hdc;"
     " on a host: modprobe drv_davinci, or install the driver again",
+    unless=no_npus,
 )
 async def devices(patient: Patient) -> Outcome:
     """Presence, by name."""
-    if reason := no_npus(patient):
-        return absent(reason)
     names = set(patient.view.names("/dev"))
     dies = sorted(int(n[7:]) for n in names if re.fullmatch(r"davinci\d+", n))
     missing = [f"/dev/{name}" for name in MANAGERS if name not in names]
@@ -199,11 +193,10 @@ async def devices(patient: Patient) -> Outcome:
     why="The files belong to HwHiAiUser's group. A user outside it gets error 507033 or 507899 from the driver, which says"
     " nothing of permissions.",
     fix="usermod -aG HwHiAiUser USER, or install the driver with --install-for-all",
+    unless=no_npus,
 )
 async def device_access(patient: Patient) -> Outcome:
     """Owner, group and mode by ``ls -ln /dev``, against the users of planned engines."""
-    if reason := no_npus(patient):
-        return absent(reason)
     engines = await _engines(patient)
     if not engines:
         return absent("no engine is planned")

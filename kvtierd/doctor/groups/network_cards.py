@@ -165,11 +165,10 @@ async def hccn_device(patient: Patient) -> Outcome:
     why="A transfer to a card without a link waits for its time limit. With one card down the whole pool is slow: blocks are"
     " spread over all ranks.",
     fix="check cable, module and switch port; hccn_tool -i N -optical -g; for 950: hccn_tool -g -dev_info -i N",
+    unless=no_npus,
 )
 async def hccn_link(patient: Patient) -> Outcome:
     """``-link -g`` per card; on 950, whose tool has other verbs, the ports of ``-g -dev_info``."""
-    if reason := no_npus(patient):
-        return absent(reason)
     npus = (await patient.inventory()).npus
     if npus and detect_series(npus).series == "A5":
         return await _ports_of_950(patient)

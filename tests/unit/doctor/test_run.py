@@ -76,6 +76,33 @@ async def test_whatever_a_check_does_is_an_outcome(tmp_path, function, severity,
     assert other.outcome == ok("fine")
 
 
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize(
+    ("unless", "outcome"),
+    [
+        (lambda _: "no such card", absent("no such card")),
+        (lambda _: "", ok("looked")),
+        (raises(CannotTellError("no file")), unknown("no file")),
+        (raises(KeyError("x")), unknown("the check itself failed: KeyError: 'x'")),
+        (hangs_in_a_thread, unknown("no answer within 0 s")),
+    ],
+)
+async def test_a_check_is_not_asked_where_it_does_not_apply(tmp_path, plain, unless, outcome):
+    group, asked = Group("a"), []
+
+    def looks(_):
+        asked.append(1)
+        return ok("looked")
+
+    async def looks_awaiting(patient):
+        return looks(patient)
+
+    group.check("b", title="t", why="w", fix="f", unless=unless)(looks if plain else looks_awaiting)
+    (one,) = await examine(patient_of(tmp_path), group.checks, all_seconds=0.4)
+    assert one.outcome == outcome
+    assert bool(asked) == (outcome == ok("looked"))
+
+
 async def test_all_checks_together_stay_within_the_time(tmp_path):
     started = time.monotonic()
     results = await examine(
