@@ -19,8 +19,8 @@ from cluster_lab import Cluster, ClusterNode  # noqa: E402 - the tests' clusters
 from lab import RealTier  # noqa: E402
 from watch import Watch  # noqa: E402
 
-from kvtierd.assembly import cache_directory  # noqa: E402
 from kvtierd.emulator.build import ensure_driver  # noqa: E402
+from kvtierd.provision.assembly import cache_directory  # noqa: E402
 
 LEASE_SECONDS = 6.0
 VALUE_BYTES = 4096

@@ -17,9 +17,9 @@ from pathlib import Path
 import psutil
 
 from bench.report import Row
-from kvtierd.assembly import cache_directory
 from kvtierd.emulator.build import ensure_driver
 from kvtierd.errors import KvtierError
+from kvtierd.provision.assembly import cache_directory
 from kvtierd.workload.demo import DemoNode, free_ports
 
 ROOT = Path(__file__).parent.parent

@@ -20,43 +20,43 @@ import structlog
 
 from kvtierd import __version__
 from kvtierd.act.adjusted import read_adjustments
-from kvtierd.assembly import (
-    DEFAULT_SETTINGS,
-    SOCKET_NAME,
-)
 from kvtierd.cluster.hello import NodeFacts
 from kvtierd.control.server import ControlServer
 from kvtierd.control.v1 import control_pb2 as pb
-from kvtierd.coordination import facts_of, make_coordination, name_of_witness
 from kvtierd.engines.l3_switch import DetachedEngines
 from kvtierd.engines.proof import GenerationProof
 from kvtierd.errors import KvtierError
 from kvtierd.events import NO_PLAN_EVENT, EventLog
 from kvtierd.files import DirectoryLock
-from kvtierd.gating import Gates, make_start_checks
 from kvtierd.http_get import fetch_text
-from kvtierd.mastership import Mastership
-from kvtierd.node import Node
-from kvtierd.node_hands import NodeHands
-from kvtierd.node_sources import NodeSources
+from kvtierd.node.coordination import facts_of, make_coordination, name_of_witness
+from kvtierd.node.gating import Gates, make_start_checks
+from kvtierd.node.hands import NodeHands
+from kvtierd.node.mastership import Mastership
+from kvtierd.node.pilot import Pilot
+from kvtierd.node.rollout import Rollout
+from kvtierd.node.showing import Showing
+from kvtierd.node.sources import NodeSources
+from kvtierd.node.state import Node
+from kvtierd.node.takeover import Takeover
+from kvtierd.node.tier_look import TierLook
+from kvtierd.node.verbs import NodeVerbs
 from kvtierd.observe.engines import EngineObserver, Target
 from kvtierd.observe.log_lines import LineObserver, watch_output
-from kvtierd.pilot import Pilot
 from kvtierd.plan.engine import EngineDriver
 from kvtierd.plan.model import NodePlan
 from kvtierd.plan.units import META_ID
 from kvtierd.plugins import load_plugins
-from kvtierd.provision import last_plan
-from kvtierd.rollout import Rollout
+from kvtierd.provision.assembly import (
+    DEFAULT_SETTINGS,
+    SOCKET_NAME,
+)
+from kvtierd.provision.carry_out import last_plan
 from kvtierd.service import ServiceManager, configure_logging
 from kvtierd.settings import Settings, load_settings
-from kvtierd.showing import Showing
-from kvtierd.takeover import Takeover
-from kvtierd.tier_look import TierLook
 from kvtierd.units.choice import Choice, choose_backend
 from kvtierd.units.supervisor import Supervisor
 from kvtierd.units.views import UnitEvent
-from kvtierd.verbs import NodeVerbs
 
 log = structlog.get_logger(__name__)
 

@@ -51,7 +51,7 @@ def hugepages(
 def _show(settings: Any) -> tuple[dict[str, Any], str]:
     from kvtierd.host.memory import read_pools
     from kvtierd.host.view import HostView
-    from kvtierd.provision import hugepage_keeper
+    from kvtierd.provision.carry_out import hugepage_keeper
 
     pools = read_pools(HostView())
     # Looking must not make the state directory.
@@ -80,9 +80,9 @@ def _reserve(settings: Any) -> tuple[dict[str, Any], str]:
     import asyncio
 
     from kvtierd.errors import PlanError
-    from kvtierd.host_plan import plan_this_host
     from kvtierd.plugins import load_plugins
-    from kvtierd.provision import hugepage_keeper
+    from kvtierd.provision.carry_out import hugepage_keeper
+    from kvtierd.provision.host_plan import plan_this_host
 
     plan = asyncio.run(plan_this_host(settings, load_plugins()))
     stopping = [r for r in plan.refusals if r.code.startswith(("hugepages", "memory", "pool", "plan"))]
@@ -109,7 +109,7 @@ def _reserve(settings: Any) -> tuple[dict[str, Any], str]:
 
 
 def _release(settings: Any) -> tuple[dict[str, Any], str]:
-    from kvtierd.provision import hugepage_keeper
+    from kvtierd.provision.carry_out import hugepage_keeper
 
     if not Path(settings.paths.state).is_dir():
         return {"given_back_bytes": 0, "still_in_use_bytes": 0}, "kvtierd has reserved nothing here"

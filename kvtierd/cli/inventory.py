@@ -37,10 +37,10 @@ def inventory(
 async def _take(settings: Path | None, pythons: list[str]) -> Inventory:
     import sys
 
-    from kvtierd.assembly import inventory_of_this_host
     from kvtierd.host.inventory import take_inventory
     from kvtierd.host.view import HostView
     from kvtierd.plugins import load_plugins
+    from kvtierd.provision.assembly import inventory_of_this_host
 
     file, named = settings_path(settings)
     if pythons or not (named or file.exists()):

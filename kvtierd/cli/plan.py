@@ -47,8 +47,8 @@ def plan(
 
 
 def _make(settings: Path | None, inventory: Path | None, node: str | None) -> NodePlan:
-    from kvtierd.assembly import plan_for, read_inventory
     from kvtierd.plugins import load_plugins
+    from kvtierd.provision.assembly import plan_for, read_inventory
 
     loaded = load(settings)
     plugins = load_plugins()
@@ -56,7 +56,7 @@ def _make(settings: Path | None, inventory: Path | None, node: str | None) -> No
         return plan_for(loaded, read_inventory(inventory), plugins, node=node)
     import asyncio
 
-    from kvtierd.host_plan import plan_this_host
+    from kvtierd.provision.host_plan import plan_this_host
 
     return asyncio.run(plan_this_host(loaded, plugins, node=node))
 

@@ -11,16 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kvtierd.assembly import inventory_of_this_host, plan_for
 from kvtierd.checks import COMMAND_SECONDS, Daemon, Patient
 from kvtierd.doctor.recorded import DirectoryRunner
 from kvtierd.errors import KvtierError
 from kvtierd.host.inventory import take_inventory
 from kvtierd.host.view import HostView
-from kvtierd.host_plan import owned_here
 from kvtierd.plan.inventory import Inventory
 from kvtierd.plan.model import NodePlan
 from kvtierd.plugins import PluginSet
+from kvtierd.provision.assembly import inventory_of_this_host, plan_for
+from kvtierd.provision.host_plan import owned_here
 from kvtierd.settings import check_settings
 
 

@@ -19,11 +19,11 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from kvtierd.assembly import cache_directory
 from kvtierd.control.v1 import control_pb2 as pb
 from kvtierd.emulator.build import ensure_driver
 from kvtierd.emulator.launch import MEMORY_OF, cleanup
 from kvtierd.errors import KvtierError
+from kvtierd.provision.assembly import cache_directory
 from kvtierd.workload.demo import DemoNode
 from kvtierd.workload.stream import Completion, complete
 

@@ -23,7 +23,7 @@ from kvtierd.plan.inventory import Inventory
 from kvtierd.plan.model import HttpCall, UnitSpec
 from kvtierd.plan.planner import make_plan
 from kvtierd.plan.toolchain import Toolchain
-from kvtierd.provision import sync_files
+from kvtierd.provision.carry_out import sync_files
 from kvtierd.settings import load_settings
 from kvtierd.units.shim_backend import ShimBackend
 from kvtierd.units.supervisor import Supervisor

@@ -12,7 +12,7 @@ from typing import Any
 
 from lab import Guest
 
-from kvtierd.assembly import cache_directory
+from kvtierd.provision.assembly import cache_directory
 
 PACKAGES = ("kvtierd_", "kvtierd-plugin-vllm_", "kvtierd-plugin-refengine_")
 DEB_ARCH = {"x86_64": "amd64", "aarch64": "arm64"}

@@ -102,8 +102,8 @@ def image(extra: tuple[str, str] | None = None) -> Path:
 
 def _binds() -> list[Path]:
     """What of the host the guest sees, read-only, at the same place."""
-    from kvtierd.assembly import cache_directory
     from kvtierd.emulator.build import ensure_driver
+    from kvtierd.provision.assembly import cache_directory
 
     ensure_driver(cache_directory())  # there is no compiler in the guest
     wanted = [ROOT, Path(sys.prefix), Path(sys.base_prefix), cache_directory()]

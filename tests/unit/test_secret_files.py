@@ -5,7 +5,7 @@ import os
 import pytest
 
 from kvtierd.plan.model import SECRET_MARK, FileSpec
-from kvtierd.provision import sync_files
+from kvtierd.provision.carry_out import sync_files
 from kvtierd.secret_files import kept_secret, new_secret, read_secret
 
 
