@@ -43,7 +43,7 @@ def _names(observers: int) -> list[str]:
 
 
 def _settings(directory: Path, observers: int, port: int, node: str) -> Any:
-    from kvtierd.settings.model import ClusterSettings
+    from kvtierd.settings.cluster import ClusterSettings
 
     peers = [
         {"name": name, "address": _address(number), "voter": name in VOTERS}

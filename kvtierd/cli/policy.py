@@ -112,7 +112,7 @@ def show(
 
 def policy_lines(policy: dict[str, Any], adjusted: dict[str, Any], problems: list[str]) -> list[str]:
     """The text of ``kvtierctl policy show``."""
-    from kvtierd.settings.model import PolicySettings
+    from kvtierd.settings.policy import PolicySettings
 
     defaults = PolicySettings().model_dump(mode="json")
     lines = ["[policy] in force (* not the default):"]
@@ -135,7 +135,7 @@ def policy_lines(policy: dict[str, Any], adjusted: dict[str, Any], problems: lis
 
 def _shown(key: str, value: Any) -> str:
     """As one would write it in the settings."""
-    from kvtierd.settings.model import PolicySettings
+    from kvtierd.settings.policy import PolicySettings
 
     field = PolicySettings.model_fields.get(key)
     kind = str(field.metadata) if field is not None else ""

@@ -32,7 +32,7 @@ from kvtierd.cluster.etcd_terms import Term, TermOverError, Terms
 from kvtierd.cluster.standing import PeerContact, Standing
 from kvtierd.errors import ClusterError
 from kvtierd.settings import Settings
-from kvtierd.settings.model import EtcdTlsSettings
+from kvtierd.settings.cluster import EtcdTlsSettings
 
 _log = logging.getLogger(__name__)
 _SHORTEST_PAUSE_SECONDS = 0.1

@@ -20,7 +20,7 @@ import grpc
 from kvtierd.cluster.clock import boottime_seconds
 from kvtierd.cluster.etcd_v3 import rpc_pb2 as pb
 from kvtierd.cluster.etcd_v3 import rpc_pb2_grpc as _stubs
-from kvtierd.settings.model import EtcdTlsSettings
+from kvtierd.settings.cluster import EtcdTlsSettings
 
 stubs: Any = _stubs  # generated without types
 _log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ import psutil
 from kvtierd.endpoint.names import certificate_names, dns_names, speaks_for
 from kvtierd.errors import ClusterError, EndpointError
 from kvtierd.settings import Settings
-from kvtierd.settings.model import TlsSettings
+from kvtierd.settings.cluster import TlsSettings
 
 EXPIRES_SOON_SECONDS = 30 * 86400.0
 _DAY_SECONDS = 86400.0

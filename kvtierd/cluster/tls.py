@@ -19,7 +19,7 @@ import grpc
 from kvtierd.cluster.identity import read_identity
 from kvtierd.endpoint.names import certificate_names, speaks_for
 from kvtierd.errors import ClusterError, EndpointError, KvtierError
-from kvtierd.settings.model import ClusterSettings, TlsSettings
+from kvtierd.settings.cluster import ClusterSettings, TlsSettings
 
 _log = logging.getLogger(__name__)
 LOOK_EVERY_SECONDS = 1.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal, get_args
 
-from kvtierd.settings.model import PolicySettings, RuleName
+from kvtierd.settings.policy import PolicySettings, RuleName
 
 RULES: tuple[RuleName, ...] = get_args(RuleName)
 """All rules, the most urgent first."""

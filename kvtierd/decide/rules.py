@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from kvtierd.decide import engine_rules, hit_rules, meta_rules, pool_rules, threshold_rules
 from kvtierd.decide.finding import Rule
-from kvtierd.settings.model import RuleName
+from kvtierd.settings.policy import RuleName
 
 REGISTRY: Mapping[RuleName, Rule] = {
     "meta-hung": meta_rules.meta_hung,

@@ -23,7 +23,7 @@ from kvtierd.cluster.observer import ObserverCoordinator
 from kvtierd.cluster.static import StaticCoordinator
 from kvtierd.cluster.tls import PeerTls
 from kvtierd.errors import KvtierError
-from kvtierd.settings.model import ClusterSettings
+from kvtierd.settings.cluster import ClusterSettings
 
 LOOK_SECONDS = 0.02
 

@@ -20,7 +20,7 @@ from kvtierd.cluster.etcd import EtcdCoordinator
 from kvtierd.cluster.etcd_client import EtcdClient, EtcdError
 from kvtierd.cluster.etcd_config import EtcdConfig
 from kvtierd.cluster.etcd_keys import Keys
-from kvtierd.settings.model import EtcdTlsSettings
+from kvtierd.settings.cluster import EtcdTlsSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

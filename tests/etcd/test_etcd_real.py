@@ -12,7 +12,7 @@ from kvtierd.cluster.clock import boottime_seconds
 from kvtierd.cluster.etcd import EtcdCoordinator
 from kvtierd.cluster.etcd_config import EtcdConfig
 from kvtierd.errors import ClusterError
-from kvtierd.settings.model import EtcdTlsSettings
+from kvtierd.settings.cluster import EtcdTlsSettings
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 

@@ -13,7 +13,7 @@ from kvtierd.cluster.identity import check_identity
 from kvtierd.doctor.looking import here, own_name, shown
 from kvtierd.errors import ClusterError
 from kvtierd.settings import Settings
-from kvtierd.settings.model import ClusterSettings
+from kvtierd.settings.cluster import ClusterSettings
 
 GROUP = Group("cluster")
 SHORT_LEASE_SECONDS = 3.0

@@ -37,7 +37,7 @@ from kvtierd.mmc_conf.urls import MmcUrl, UrlError, parse_url
 from kvtierd.mmc_conf.values import LOG_PATH
 from kvtierd.plan.inventory import Inventory
 from kvtierd.quantities import format_size
-from kvtierd.settings.model import TlsSettings
+from kvtierd.settings.cluster import TlsSettings
 
 GROUP = Group("memcache")
 LOCK = "/tmp/mmc_meta_service.lock"

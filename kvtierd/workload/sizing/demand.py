@@ -20,7 +20,7 @@ from kvtierd.plan.pool import plan_hugepages, plan_pool
 from kvtierd.plan.remarks import Remarks
 from kvtierd.quantities import GIB, MIB, format_size
 from kvtierd.settings import PoolSettings
-from kvtierd.settings.model import PolicySettings
+from kvtierd.settings.policy import PolicySettings
 
 MOST_HIGH: Final = 99  # MemCache from 1.1 on refuses 100
 _TIGHT_LOW: Final = 90

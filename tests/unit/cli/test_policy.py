@@ -16,7 +16,7 @@ from kvtierd.control.v1 import control_pb2 as pb
 from kvtierd.decide.recorded import picture_line
 from kvtierd.decide.simulate import replay
 from kvtierd.errors import ActionError, DaemonUnreachableError
-from kvtierd.settings.model import PolicySettings
+from kvtierd.settings.policy import PolicySettings
 
 from ..decide.scenes import NOW, at, engine, picture, policy
 

@@ -17,7 +17,7 @@ from kvtierd.cluster.network import PeerNetwork
 from kvtierd.cluster.observer import ObserverCoordinator
 from kvtierd.cluster.static import StaticCoordinator
 from kvtierd.cluster.tls import PeerTls
-from kvtierd.settings.model import ClusterSettings
+from kvtierd.settings.cluster import ClusterSettings
 
 
 def loopback(index):
