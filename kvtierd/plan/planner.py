@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
-from kvtierd.mmc_conf.lookup import find_key
-from kvtierd.mmc_conf.urls import MmcUrl
-from kvtierd.mmc_conf.versions import resolve_version
 from kvtierd.plan.addresses import plan_addresses
 from kvtierd.plan.adjustments import NOTHING, Adjustments, check_holders
+from kvtierd.plan.cluster_check import check_cluster
+from kvtierd.plan.devices import check_devices, held_card
+from kvtierd.plan.digest import with_files_digest
 from kvtierd.plan.direct import (
     alias_name,
     check_direct,
     is_direct_cluster,
     plan_direct,
     uses_alias,
-    without_master,
 )
 from kvtierd.plan.docker import IMAGE_CANN_HOME
 from kvtierd.plan.engine import EngineContext, EngineDriver
@@ -28,7 +25,6 @@ from kvtierd.plan.inventory import Inventory, MemcacheInstall
 from kvtierd.plan.memcache_files import MemcacheConf
 from kvtierd.plan.model import (
     DirectPlan,
-    FileSpec,
     MemcacheTls,
     MetaAddress,
     NodePlan,
@@ -204,6 +200,7 @@ class _Planner:
 
     def plan(self) -> NodePlan:
         engines = [e for e in self.settings.engine if not e.nodes or self.node in e.nodes]
+        check_devices(engines, self.inventory, self.remarks, emulated=self.emulated)
         ranks = self._engine_ranks(engines)
         nodes = max(1, len(self.settings.cluster.nodes))
         pool = plan_pool(
@@ -223,7 +220,7 @@ class _Planner:
         check_memory(
             self.settings.pool, pool, hugepages, self.inventory, self.remarks, owned_pages=self.owned_pages
         )
-        self._check_cluster()
+        check_cluster(self.settings, self.node, self.remarks)
         check_direct(self.settings, self.version, self.remarks)
         tls = plan_tls(self.settings, self.version, self.node)
         address = plan_addresses(
@@ -261,7 +258,7 @@ class _Planner:
                     self.toolchain,
                     after or self._after_meta(),
                     directories=(self.conf_dir, planned.context.work_dir),
-                    blocked=self._held_card(planned.settings),
+                    blocked=held_card(planned.settings, self.inventory, self.owned_pids),
                     resources=engine_resources(planned.settings, self.inventory, self.remarks),
                 )
             )
@@ -284,7 +281,7 @@ class _Planner:
             pool=pool,
             meta=address,
             files=tuple(files),
-            units=tuple(_with_files_digest(unit, files, self.version, direct) for unit in units),
+            units=tuple(with_files_digest(unit, files, self.version, direct) for unit in units),
             ports=self.ports.uses,
             notes=tuple(self.remarks.notes),
             refusals=tuple(self.remarks.refusals),
@@ -325,53 +322,9 @@ class _Planner:
 
     def _engine_ranks(self, engines: list[EngineSettings]) -> int:
         """What the drivers said; till then one rank a device, and one for an engine without. No engine: every die."""
-        devices = [d for e in engines for d in e.devices]
-        doubled = sorted({d for d in devices if devices.count(d) > 1})
-        if doubled:
-            users = ", ".join(e.name for e in engines if doubled[0] in e.devices)
-            self.remarks.refuse(
-                "engine.device-shared", f"device {doubled[0]} is given to several engines: {users}"
-            )
-        known = {npu.device for npu in self.inventory.npus}
-        absent = sorted(set(devices) - known)
-        if absent and not self.emulated:
-            self.remarks.refuse(
-                "engine.no-device",
-                f"device {absent[0]} does not exist on this host (it has {_span(known)})",
-                "correct the engine's devices",
-            )
         if engines:
             return sum(self.clients.get(e.name, _one_a_device(e)) for e in engines)
         return len(self.inventory.npus)
-
-    def _check_cluster(self) -> None:
-        cluster, meta = self.settings.cluster, self.settings.meta
-        if any(p.witness and p.name == self.node for p in cluster.peers):
-            self.remarks.refuse(
-                "cluster.witness",
-                f"this node ({self.node}) is a witness: it only votes and runs nothing",
-                "start kvtierd with --witness there, or take witness = true out",
-            )
-        beyond = [e for e in cluster.etcd.endpoints if not _is_local(e)]
-        if cluster.mode == "etcd" and cluster.etcd.tls is None and beyond and not cluster.insecure:
-            self.remarks.refuse(
-                "cluster.etcd-plain",
-                f"etcd at {beyond[0]} would be talked to without TLS: anybody in the network could name the master",
-                "write [cluster.etcd] tls = { ca, cert, key }, or [cluster] insecure = true",
-            )
-        if cluster.mode in {"lease", "etcd"} and meta.runner == "docker":
-            self.remarks.refuse(
-                "cluster.guard-container",
-                f"in mode {cluster.mode} the MetaService cannot run in a container: the guard that ends it together with its"
-                " lease kills a process, and the container would go on",
-                'write [meta] runner = "host", or mode = "static"',
-            )
-        if cluster.mode != "standalone" and meta.endpoint == "relay":
-            addresses = [p.address for p in cluster.nodes]
-            if len(set(addresses)) != len(addresses):
-                self.remarks.refuse(
-                    "cluster.same-address", "two nodes have the same address", "correct [cluster] peers"
-                )
 
     def _after_meta(self) -> tuple[str, ...]:
         """What must be there before a client of the pool starts, where that is on this host."""
@@ -423,16 +376,6 @@ class _Planner:
                 for name, die, file in holders
             ]  # fmt: skip
         return units
-
-    def _held_card(self, engine: EngineSettings) -> str | None:
-        """A process of somebody else on one of the engine's cards: it would fail minutes later for want of memory."""
-        places = {(n.card, n.chip): n.device for n in self.inventory.npus if n.device in engine.devices}
-        for process in self.inventory.npu_processes:
-            device = places.get((process.card, process.chip))
-            if device is not None and process.pid not in self.owned_pids:
-                who = f"{process.name or 'a process'} (pid {process.pid})"
-                return f"device {device} is held by {who}; end it, then kvtierctl reload"
-        return None
 
     def _engine_version(self, driver: EngineDriver, engine: EngineSettings) -> str | None:
         """As installed in the engine's interpreter; an image's is not known."""
@@ -527,46 +470,3 @@ def _one_a_device(engine: EngineSettings) -> int:
 
 def _version_in(install: MemcacheInstall | None, package: str | None) -> str | None:
     return install.packages.get(package) if install is not None and package else None
-
-
-def _span(devices: set[int]) -> str:
-    if not devices:
-        return "no devices"
-    ordered = sorted(devices)
-    return f"devices {ordered[0]} to {ordered[-1]}" if len(ordered) > 1 else f"device {ordered[0]}"
-
-
-def _lasting(file: FileSpec, version: str) -> str:
-    """A file without the lines that a running MetaService takes over by itself: they are no reason to restart it."""
-    if not file.path.endswith("mmc-meta.conf") or not version:
-        return file.content
-    known = resolve_version(version)
-    return "".join(
-        line
-        for line in file.content.splitlines(keepends=True)
-        if not ((key := find_key("meta", line.partition("=")[0].strip())) and key.hot_in("meta", known))
-    )
-
-
-def _with_files_digest(
-    unit: UnitSpec, files: list[FileSpec], version: str, direct: DirectPlan | None
-) -> UnitSpec:
-    """Ties a unit to the content of its files, so that a changed conf shows up as a changed unit.
-
-    Another master is no change: clients are brought there, or restarted, when it comes up.
-    """
-    mine = sorted(
-        (
-            f.path,
-            _lasting(f, version) if unit.kind == "meta" else without_master(_lasting(f, version), direct),
-        )
-        for f in files
-        if f.path in unit.files
-    )
-    digest = hashlib.sha256(json.dumps(mine).encode()).hexdigest()[:16]
-    return unit.model_copy(update={"files_digest": digest})
-
-
-def _is_local(endpoint: str) -> bool:
-    host, _, port = endpoint.rpartition(":")
-    return MmcUrl("", host.strip("[]"), int(port)).reach == "loopback"
