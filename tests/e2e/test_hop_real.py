@@ -54,6 +54,7 @@ class Load:
     """An F client that writes and reads, an S client that looks up, both on one node, and what they found."""
 
     def __init__(self, node: HopNode, *, threads: int = 2) -> None:
+        self.node = node
         self.full = node.client()
         self.lookup = node.client(init_bm=False)
         self.keys = [f"{node.name}-{n}" for n in range(20)]
@@ -62,7 +63,12 @@ class Load:
         self.lookups = Lookups(self.lookup, self.keys)
 
     def hits_after(self, moment: float, timeout_seconds: float = 6.0) -> None:
-        wait_until(lambda: self.lookups.hits_at > moment, timeout_seconds, "the tier hits again")
+        try:
+            wait_until(lambda: self.lookups.hits_at > moment, timeout_seconds, "the tier hits again")
+        except AssertionError as error:
+            raise AssertionError(
+                f"{error}; {self.lookups.calls} lookups, {self.node.name}: {self.node.do('status')}"
+            ) from None
 
     def end(self, longest_seconds: float = LONGEST_CALL_SECONDS) -> dict[str, Any]:
         self.lookups.stop()
