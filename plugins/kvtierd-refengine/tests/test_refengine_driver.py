@@ -23,8 +23,11 @@ from prometheus_client import generate_latest
 
 from kvtierd import hookspecs
 from kvtierd.plan.engine import EngineContext, EngineObservation
+from kvtierd.plan.engines import ask_driver
 from kvtierd.plan.inventory import Inventory
 from kvtierd.plan.model import HttpProbe
+from kvtierd.plan.remarks import Remarks
+from kvtierd.settings import EngineSettings
 from kvtierd.testing import engine_context
 
 DRIVER = RefengineDriver()
@@ -112,10 +115,13 @@ def test_the_operators_environment_wins_but_cannot_hide_memcaches_libraries() ->
     ],
 )
 def test_wrong_args_are_refused_with_what_would_be_right(args: dict[str, Any], code: str, text: str) -> None:
-    (refusal,) = DRIVER.launch(context(args=args)).refusals
+    remarks = Remarks()
+    ask_driver(DRIVER, EngineSettings(name="e1", plugin="refengine"), context(args=args), remarks)
+    (refusal,) = remarks.refusals
     assert refusal.code == code
     assert text in refusal.hint
-    assert refusal.message  # the planner puts the name of the engine before it
+    assert refusal.message.startswith("engine e1: ")
+    assert refusal.message.count("e1") == 1, "named once, by the planner"
 
 
 def test_devices_are_left_alone_and_that_is_said() -> None:
