@@ -40,7 +40,7 @@ else
 	$(BIN)/kvtierctl demo $(DEMO_ARGS)
 endif
 
-test: setup  ## all tests that run within about 10 minutes, fast ones first
+test: setup  ## the tests before every change lands, fast ones first (12 to 15 minutes on two slow cores)
 	$(BIN)/pytest -n 4 --dist worksteal $(PYTEST_UNIT) $(PYTEST_ARGS)
 	$(BIN)/pytest -n 3 --dist worksteal tests/e2e $(patsubst %,--ignore %,$(BETWEEN_NODES) $(WORKLOAD)) $(PYTEST_ARGS)
 	$(BIN)/pytest tests/cluster/test_short_real.py $(PYTEST_ARGS)

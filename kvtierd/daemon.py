@@ -47,10 +47,7 @@ from kvtierd.plan.engine import EngineDriver
 from kvtierd.plan.model import NodePlan
 from kvtierd.plan.units import META_ID
 from kvtierd.plugins import load_plugins
-from kvtierd.provision.assembly import (
-    DEFAULT_SETTINGS,
-    SOCKET_NAME,
-)
+from kvtierd.provision.assembly import DEFAULT_SETTINGS, SOCKET_NAME
 from kvtierd.provision.carry_out import last_plan
 from kvtierd.service import ServiceManager, configure_logging
 from kvtierd.settings import Settings, load_settings
